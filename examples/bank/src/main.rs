@@ -1,0 +1,2 @@
+//! Bank.
+fn main() {}

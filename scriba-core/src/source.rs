@@ -1,0 +1,174 @@
+//! The port events come in by. Unfrozen until 1.0.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::event::{EventId, Position, RecordedEvent};
+use crate::telemetry::Telemetry;
+
+/// What a source is and which store it reads: kept with the checkpoint, so that a checkpoint is never
+/// continued on another store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceIdentity {
+    /// The kind, such as `postgres-log`.
+    pub kind: String,
+    /// The store and the part of it that is read, such as the system identifier and the table.
+    pub fingerprint: String,
+}
+
+/// What the engine wants to be delivered.
+#[derive(Clone, Debug)]
+pub struct SubscribeRequest {
+    /// Everything above it; `None` is the beginning. A subscription may begin lower.
+    pub after: Option<Position>,
+    /// Only these event types; `None` for all. A source that cannot filter delivers them all.
+    pub event_types: Option<&'static [&'static str]>,
+    /// Where the source reports what it meets, such as gaps.
+    pub telemetry: Telemetry,
+}
+
+/// How much the engine has room for. A source hands out no more than that; at least one event always
+/// fits, however large.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Events, at least 1.
+    pub events: usize,
+    /// Bytes, as [`RecordedEvent::size`] counts them.
+    pub bytes: usize,
+}
+
+/// One element of the delivered sequence.
+#[derive(Clone, Debug)]
+pub enum Delivery {
+    /// An event.
+    Event(RecordedEvent),
+    /// Nothing more is to come up to here: the watermark may move to it once everything before is accounted for.
+    Progress(Position),
+}
+
+/// Some elements of the delivered sequence, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// In strictly increasing positions, over all pages of a subscription.
+    pub deliveries: Vec<Delivery>,
+    /// True when the source knew of nothing more as it read this page.
+    pub caught_up: bool,
+}
+
+/// Where events come from.
+///
+/// What a source owes: within one subscription strictly increasing positions over all streams, with nothing
+/// missing between; after an unclean end it may deliver again anything above the last ack.
+#[async_trait]
+pub trait Source: Send + Sync + 'static {
+    /// Looks whether the source can be used at all: called once by `start`.
+    ///
+    /// # Errors
+    /// [`SourceError::Unusable`] when it never can as configured (then `start` fails with it), others when it cannot be reached now.
+    async fn check(&self) -> Result<(), SourceError>;
+
+    /// What it is.
+    async fn identity(&self) -> Result<SourceIdentity, SourceError>;
+
+    /// Starts to deliver everything above `request.after`.
+    async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError>;
+
+    /// Opens a way of asking the source questions that shares no connection with subscriptions. It is
+    /// called and used on the engine's control thread.
+    async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError>;
+}
+
+/// One delivery of events from a point on.
+#[async_trait]
+pub trait Subscription: Send {
+    /// The next elements, at most what `demand` allows. Waits until there are some, or until the source has
+    /// caught up for the first time (then an empty page with `caught_up` is right).
+    ///
+    /// Cancel-safe: the future may be dropped at any await point and nothing is lost or repeated.
+    ///
+    /// # Errors
+    /// The subscription has ended; the engine subscribes again from its checkpoint, with backoff, unless the error is
+    /// [`SourceError::Unusable`].
+    async fn next(&mut self, demand: Demand) -> Result<Page, SourceError>;
+
+    /// Everything up to `position` is durable in the target and need not be delivered again.
+    async fn ack(&mut self, position: Position) -> Result<(), SourceError>;
+}
+
+/// Questions to a source.
+#[async_trait]
+pub trait SourceInspector: Send {
+    /// The highest position there is. `Ok(None)` for an empty source.
+    ///
+    /// # Errors
+    /// [`SourceError::NoHead`] from a source that cannot know.
+    async fn head(&mut self) -> Result<Option<Position>, SourceError>;
+
+    /// The id of the event at a position, or `None` where there is none (any more).
+    async fn event_id_at(&mut self, position: Position) -> Result<Option<EventId>, SourceError>;
+}
+
+/// Why a source does not deliver.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// It cannot be reached now. The engine tries again with backoff, for as long as it takes.
+    #[error("{message}")]
+    Unavailable {
+        /// What was tried and what came back.
+        message: String,
+    },
+    /// The subscription ended and a new one from the checkpoint may go on.
+    #[error("the subscription ended: {message}")]
+    Ended {
+        /// Why.
+        message: String,
+    },
+    /// It cannot be used as configured, or can no longer be trusted: the projection halts.
+    #[error("{message}")]
+    Unusable {
+        /// Found, wanted, and what to do.
+        message: String,
+    },
+    /// It cannot know its head.
+    #[error("this source does not know its head")]
+    NoHead,
+}
+
+impl SourceError {
+    /// It cannot be reached now.
+    pub fn unavailable(message: impl fmt::Display) -> Self {
+        Self::Unavailable { message: message.to_string() }
+    }
+
+    /// The subscription ended.
+    pub fn ended(message: impl fmt::Display) -> Self {
+        Self::Ended { message: message.to_string() }
+    }
+
+    /// It cannot be used.
+    pub fn unusable(message: impl fmt::Display) -> Self {
+        Self::Unusable { message: message.to_string() }
+    }
+}
+
+#[async_trait]
+impl<S: Source + ?Sized> Source for Arc<S> {
+    async fn check(&self) -> Result<(), SourceError> {
+        (**self).check().await
+    }
+
+    async fn identity(&self) -> Result<SourceIdentity, SourceError> {
+        (**self).identity().await
+    }
+
+    async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError> {
+        (**self).subscribe(request).await
+    }
+
+    async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError> {
+        (**self).inspector().await
+    }
+}

@@ -1,0 +1,1 @@
+//! Scriba source: an event log in a Postgres table.

@@ -1,0 +1,1 @@
+//! Scriba target: read models in Postgres.
