@@ -39,7 +39,12 @@ pub enum RetryAdvice {
 impl HandlerError {
     /// An error of a kind of the user's own, for errors that are no [`std::error::Error`].
     pub fn new(kind: impl Into<String>, message: impl fmt::Display) -> Self {
-        Self { kind: kind.into(), message: message.to_string(), detail: String::new(), retry: RetryAdvice::AsConfigured }
+        Self {
+            kind: kind.into(),
+            message: message.to_string(),
+            detail: String::new(),
+            retry: RetryAdvice::AsConfigured,
+        }
     }
 
     /// An error that no retry can mend: the event is dead-lettered at once.
@@ -193,7 +198,9 @@ pub enum StartError {
         problem: String,
     },
     /// A projection of this identity has been started on this `Scriba` and not stopped.
-    #[error("projection {id} is already started in this process and is {state}: stop it first, or give the other one a name or version of its own")]
+    #[error(
+        "projection {id} is already started in this process and is {state}: stop it first, or give the other one a name or version of its own"
+    )]
     AlreadyStarted {
         /// The projection.
         id: ProjectionId,

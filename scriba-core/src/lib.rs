@@ -7,11 +7,13 @@ extern crate self as scriba_core;
 
 pub mod checkpoint;
 pub mod dead_letter;
+mod engine;
 mod error;
 mod event;
 mod failure;
 mod lifecycle;
 mod options;
+mod partition;
 mod projection;
 mod retry;
 pub mod source;
@@ -20,7 +22,9 @@ pub mod source;
 pub mod switches;
 pub mod target;
 pub mod telemetry;
+mod window;
 
+pub use engine::{ListedProjection, OldestOpen, ProjectionInfo, RunCounts, Scriba, WaitFor, WindowInfo};
 pub use error::{
     CommandError, DecodeError, HaltReason, HandlerError, HandlerResult, RetryAdvice, StartError, StateOrStandby,
     WaitError, source_chain,

@@ -66,7 +66,7 @@ impl fmt::Display for Role {
 
 /// What happens to a projection: a user's command or an event of the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// `pause` was called.
     Pause,
     /// `resume` was called.
@@ -75,33 +75,30 @@ pub enum Step {
     Stop,
     /// The pipeline is up.
     Up,
-    /// The pipeline was lost and is restarted.
+    /// The pipeline has ended: lost, or drained.
     Lost,
     /// A failure that no retry mends.
     Halt,
-    /// Draining has come to its end.
-    Drained,
 }
 
 /// The answer to a step: the next state, or `None` where the step does not fit (`InvalidState`).
 ///
-/// | state | pause | resume | stop | up | lost | halt | drained |
-/// |---|---|---|---|---|---|---|---|
-/// | initializing | - | - | stopped | running, or paused where `paused` | initializing | halted | - |
-/// | running | paused | - | draining | - | initializing | halted | - |
-/// | paused | - | running | draining | - | initializing | halted | - |
-/// | draining | - | - | draining (joins the first) | - | stopped | stopped | stopped |
-/// | halted | - | - | stopped | - | halted | halted | - |
-/// | stopped | - | - | - | - | - | - | - |
+/// | state | pause | resume | stop | up | lost | halt |
+/// |---|---|---|---|---|---|---|
+/// | initializing | - | - | stopped | running, or paused where `paused` | initializing | halted |
+/// | running | paused | - | draining | - | initializing | halted |
+/// | paused | - | running | draining | - | initializing | halted |
+/// | draining | - | - | draining (joins the first) | - | stopped | stopped |
+/// | halted | - | - | stopped | - | halted | halted |
+/// | stopped | - | - | - | - | - | - |
 ///
 /// `paused` is the user's wish, which outlives a restart of the pipeline. Stopping a paused projection
 /// passes through draining like any other: what was handled is committed and acked first.
-pub fn next(state: State, step: Step, paused: bool) -> Option<State> {
+pub(crate) fn next(state: State, step: Step, paused: bool) -> Option<State> {
     use State::{Draining, Halted, Initializing, Paused, Running, Stopped};
     match (state, step) {
         (Initializing, Step::Up) => Some(if paused { Paused } else { Running }),
-        (Initializing | Halted, Step::Stop)
-        | (Draining, Step::Lost | Step::Halt | Step::Drained) => Some(Stopped),
+        (Initializing | Halted, Step::Stop) | (Draining, Step::Lost | Step::Halt) => Some(Stopped),
         (Initializing | Running | Paused, Step::Lost) => Some(Initializing),
         (Initializing | Running | Paused | Halted, Step::Halt) | (Halted, Step::Lost) => Some(Halted),
         (Running, Step::Pause) => Some(Paused),
@@ -118,15 +115,15 @@ mod tests {
 
     #[test]
     fn every_cell_of_the_table() {
-        use Step::{Drained, Halt, Lost, Pause, Resume, Stop, Up};
-        let steps = [Pause, Resume, Stop, Up, Lost, Halt, Drained];
+        use Step::{Halt, Lost, Pause, Resume, Stop, Up};
+        let steps = [Pause, Resume, Stop, Up, Lost, Halt];
         let table = [
-            (Initializing, [None, None, Some(Stopped), Some(Running), Some(Initializing), Some(Halted), None]),
-            (Running, [Some(Paused), None, Some(Draining), None, Some(Initializing), Some(Halted), None]),
-            (Paused, [None, Some(Running), Some(Draining), None, Some(Initializing), Some(Halted), None]),
-            (Draining, [None, None, Some(Draining), None, Some(Stopped), Some(Stopped), Some(Stopped)]),
-            (Halted, [None, None, Some(Stopped), None, Some(Halted), Some(Halted), None]),
-            (Stopped, [None; 7]),
+            (Initializing, [None, None, Some(Stopped), Some(Running), Some(Initializing), Some(Halted)]),
+            (Running, [Some(Paused), None, Some(Draining), None, Some(Initializing), Some(Halted)]),
+            (Paused, [None, Some(Running), Some(Draining), None, Some(Initializing), Some(Halted)]),
+            (Draining, [None, None, Some(Draining), None, Some(Stopped), Some(Stopped)]),
+            (Halted, [None, None, Some(Stopped), None, Some(Halted), Some(Halted)]),
+            (Stopped, [None; 6]),
         ];
         for (state, row) in table {
             for (step, expected) in steps.into_iter().zip(row) {

@@ -251,7 +251,10 @@ mod tests {
             (default().in_flight_events(0), "option `in_flight_events`: 0 is out of range: 1 to 1000000"),
             (default().in_flight_bytes(0), "option `in_flight_bytes`: 0 is out of range: 1 to 17179869184"),
             (default().handler_timeout(Duration::ZERO), "option `handler_timeout`: 0ns is out of range: 1ms to 86400s"),
-            (default().shutdown_timeout(Duration::ZERO), "option `shutdown_timeout`: 0ns is out of range: 1ms to 86400s"),
+            (
+                default().shutdown_timeout(Duration::ZERO),
+                "option `shutdown_timeout`: 0ns is out of range: 1ms to 86400s",
+            ),
             (
                 default().lag_interval(Duration::from_millis(1)),
                 "option `lag_interval`: 1ms is out of range: 100ms to 86400s",

@@ -89,11 +89,7 @@ pub trait Handler: Send + Sync + 'static {
     ///
     /// An error or a panic is retried as [`ProjectionOptions::retry`](crate::ProjectionOptions::retry)
     /// says, then the event is dead-lettered and its stream goes on.
-    fn handle(
-        &self,
-        event: Self::Event,
-        meta: &EventMeta,
-    ) -> impl Future<Output = HandlerResult<Self::Op>> + Send;
+    fn handle(&self, event: Self::Event, meta: &EventMeta) -> impl Future<Output = HandlerResult<Self::Op>> + Send;
 }
 
 /// What a handler makes of an event: one or several operations, or an explicit skip. An empty list of

@@ -41,9 +41,8 @@ impl Retry {
             return Some("0 attempts: write Retry::none() for a single one".to_owned());
         }
         let wanted = self.attempts as usize - 1;
-        (self.waits.len() < wanted).then(|| {
-            format!("{} attempts need {wanted} waits between them, found {}", self.attempts, self.waits.len())
-        })
+        (self.waits.len() < wanted)
+            .then(|| format!("{} attempts need {wanted} waits between them, found {}", self.attempts, self.waits.len()))
     }
 }
 

@@ -1,1 +1,22 @@
-//! Testing kit for Scriba.
+//! Testing kit for Scriba: handlers tried without a pipeline, a source and a target in memory with faults at chosen
+//! steps, a recorder of what the engine reports, and a throwaway Postgres.
+//!
+//! From small to large:
+//!
+//! - [`handle`] calls one handler with one event, with no database;
+//! - [`project`] runs a projection's handlers on events and commits through a real target, with no pipeline;
+//! - [`MemorySource`] and [`MemoryTarget`] stand in for log and database under a real engine, and fail when told to;
+//! - [`Recorder`] keeps all that the engine reports, to wait for and to look at.
+//!
+//! Each says what it does not simulate. What Postgres itself does (constraints, locks, types) is seen on Postgres only.
+
+mod handlers;
+mod memory_source;
+mod memory_target;
+pub mod postgres;
+mod recorder;
+
+pub use handlers::{Failed, Given, ProjectError, Projected, handle, project};
+pub use memory_source::{FaultCounts, Faults, MemorySource, SourceFault};
+pub use memory_target::{MemoryTarget, Snapshot, TargetFault, TargetStep};
+pub use recorder::{NotSeen, Record, Recorded, Recorder};

@@ -1,0 +1,160 @@
+//! The task that keeps the lease and writes states down, over a connection of its own on the control thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::coordinator::Input;
+use super::info::Live;
+use crate::failure::FailureClass;
+use crate::projection::ProjectionId;
+use crate::target::{Control, LeaseAnswer, Owner, Tables, TargetError};
+
+/// No question to the tables may take longer than this.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What the coordinator wants of the keeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Try once to get the lease; the answer comes as [`Input::Lease`].
+    Acquire,
+    /// Write the state down.
+    Store,
+    /// Write the state down, give the lease up, and end; then comes [`Input::Released`].
+    End,
+}
+
+/// What the keeper tells about the lease.
+#[derive(Debug)]
+pub(crate) enum LeaseNews {
+    /// An [`Order::Acquire`] was answered.
+    Answer(Result<LeaseAnswer, TargetError>),
+    /// A renewal found that another holds it.
+    Lost { holder: String },
+}
+
+pub(crate) struct Keeper {
+    pub(crate) id: ProjectionId,
+    pub(crate) owner: Owner,
+    /// How long a lease runs; `None` where leases are off.
+    pub(crate) lease: Option<Duration>,
+    pub(crate) tables: Arc<dyn Tables>,
+    pub(crate) live: Arc<Live>,
+    pub(crate) inbox: mpsc::Sender<Input>,
+    pub(crate) connection: Option<Box<dyn Control>>,
+}
+
+impl Keeper {
+    /// Serves orders and renews the lease while it is held.
+    pub(crate) async fn keep(mut self, mut orders: mpsc::Receiver<Order>) {
+        let mut renew_at: Option<Instant> = None;
+        loop {
+            let due = renew_at.unwrap_or_else(Instant::now);
+            let order = tokio::select! {
+                // Biased: a renewal that is due goes first; a lapsed lease is worse than a late order.
+                biased;
+                () = sleep_until(due), if renew_at.is_some() => {
+                    renew_at = self.renew().await;
+                    continue;
+                }
+                order = orders.recv() => order,
+            };
+            match order {
+                Some(Order::Acquire) => {
+                    let answer = self.acquire().await;
+                    if matches!(answer, Ok(LeaseAnswer::Held)) {
+                        renew_at = self.lease.map(|lease| Instant::now() + lease / 3);
+                    }
+                    self.tell(Input::Lease(LeaseNews::Answer(answer))).await;
+                }
+                Some(Order::Store) => self.store().await,
+                Some(Order::End) => {
+                    self.store().await;
+                    self.release().await;
+                    return self.tell(Input::Released).await;
+                }
+                None => return,
+            }
+        }
+    }
+
+    async fn tell(&mut self, input: Input) {
+        // A coordinator that is gone has no use for news.
+        let _ = self.inbox.send(input).await;
+    }
+
+    async fn acquire(&mut self) -> Result<LeaseAnswer, TargetError> {
+        let Some(lease) = self.lease else { return Ok(LeaseAnswer::Held) };
+        let (id, owner) = (self.id.clone(), self.owner.clone());
+        let connection = self.connection().await?;
+        let answer = in_time(connection.lease(&id, &owner, lease)).await;
+        self.keep_if_ok(answer)
+    }
+
+    /// When to renew next; `None` once the lease is another's.
+    async fn renew(&mut self) -> Option<Instant> {
+        let lease = self.lease?;
+        let next = match self.acquire().await {
+            Ok(LeaseAnswer::Held) => Instant::now() + lease / 3,
+            Ok(LeaseAnswer::HeldBy { holder, .. }) => {
+                self.tell(Input::Lease(LeaseNews::Lost { holder })).await;
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be renewed");
+                Instant::now() + lease / 10
+            }
+        };
+        // What other nodes see of this one is brought up to date with the lease.
+        self.store().await;
+        Some(next)
+    }
+
+    async fn store(&mut self) {
+        let (Some(epoch), record) = self.live.record() else { return };
+        let id = self.id.clone();
+        let stored = match self.connection().await {
+            Ok(connection) => in_time(connection.store_state(&id, epoch, &record)).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = self.keep_if_ok(stored) {
+            tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the state could not be written down");
+        }
+    }
+
+    async fn release(&mut self) {
+        if self.lease.is_none() {
+            return;
+        }
+        let (id, owner) = (self.id.clone(), self.owner.clone());
+        let released = match self.connection().await {
+            Ok(connection) => in_time(connection.release(&id, &owner)).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = self.keep_if_ok(released) {
+            tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be released and will lapse");
+        }
+    }
+
+    async fn connection(&mut self) -> Result<&mut Box<dyn Control>, TargetError> {
+        if self.connection.is_none() {
+            self.connection = Some(in_time(self.tables.control()).await?);
+        }
+        self.connection.as_mut().ok_or_else(|| TargetError::new(FailureClass::TransientServer, "not connected"))
+    }
+
+    fn keep_if_ok<T>(&mut self, answer: Result<T, TargetError>) -> Result<T, TargetError> {
+        if answer.is_err() {
+            self.connection = None;
+        }
+        answer
+    }
+}
+
+async fn in_time<T>(question: impl Future<Output = Result<T, TargetError>>) -> Result<T, TargetError> {
+    timeout(PATIENCE, question).await.unwrap_or_else(|_| {
+        Err(TargetError::new(FailureClass::TransientServer, format!("the target did not answer within {PATIENCE:?}")))
+    })
+}

@@ -1,0 +1,532 @@
+//! One subscription's life: events in, handlers in parallel, outcomes committed in the order of positions.
+//!
+//! The pipeline is one task that owns the window and the partitions. Beside it run a reader ([`super::reader`]), a
+//! writer ([`super::commit`]) and one task for each handler that has to wait. Whatever goes wrong ends the pipeline; the
+//! coordinator starts a new one from the checkpoint.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinSet, unconstrained};
+use tokio::time::Instant;
+
+use super::commit::{self, Job, Written};
+use super::info::{Live, OldestOpen, WindowInfo};
+use super::reader::{self, Orders};
+use super::setup::Taken;
+use super::trouble::{Exit, Trouble};
+use super::worker::{Handled, Worker};
+use crate::checkpoint::{Checkpoint, Counts, LastEvent};
+use crate::event::{EventMeta, Position, RecordedEvent, StreamId};
+use crate::options::ProjectionOptions;
+use crate::partition::{Partitions, partition_of};
+use crate::projection::{Handler, ProjectionId};
+use crate::source::{Delivery, Demand, Page, SourceError};
+use crate::target::{Batch, Entry, Write};
+use crate::telemetry::{EventSkipped, Recovered, SkipReason, Telemetry};
+use crate::window::{Arrival, Load, Window};
+
+/// A run of nothing but skips is committed this often.
+const SKIPS_COMMITTED_EVERY: Duration = Duration::from_secs(1);
+/// With nothing more to read, a run of skips is committed after this long.
+const IDLE_AFTER: Duration = Duration::from_millis(20);
+
+/// What the user wants of a projection. The latest wish counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wish {
+    /// Project.
+    Run,
+    /// Ask the source for nothing.
+    Pause,
+    /// Finish what is in flight and end.
+    Stop,
+}
+
+/// An event that is handled, or will not be: what goes into the commit.
+enum Settled<Op> {
+    Write(Entry<Op>),
+    Skip(EventMeta),
+}
+
+impl<Op> Settled<Op> {
+    fn meta(&self) -> &EventMeta {
+        match self {
+            Self::Write(entry) => &entry.meta,
+            Self::Skip(meta) => meta,
+        }
+    }
+}
+
+/// A handler that had to wait, in its own task.
+struct Running {
+    stream_id: StreamId,
+    partition: usize,
+    since: Instant,
+}
+
+pub(super) struct Pipeline<H: Handler> {
+    id: ProjectionId,
+    options: Arc<ProjectionOptions>,
+    telemetry: Telemetry,
+    live: Arc<Live>,
+    wish: watch::Receiver<Wish>,
+    worker: Arc<Worker<H>>,
+
+    /// The checkpoint as the last commit left it.
+    checkpoint: Checkpoint,
+    window: Window<EventMeta, Settled<H::Op>>,
+    partitions: Partitions,
+    /// Handlers that had to wait. Dropped with the pipeline.
+    handlers: JoinSet<(u64, usize, Handled<H::Op>)>,
+    running: HashMap<u64, Running>,
+
+    reader: tokio::task::JoinHandle<()>,
+    orders: watch::Sender<Orders>,
+    pages: mpsc::Receiver<Result<Page, SourceError>>,
+    /// The number of the page that was ordered last, and whether it is still to come.
+    page: u64,
+    page_ordered: bool,
+    /// The source knew of nothing more when it read the last page.
+    caught_up: bool,
+    last_arrival: Instant,
+
+    jobs: mpsc::Sender<Job<H::Op>>,
+    written: mpsc::Receiver<Written>,
+    /// A job is with the writer.
+    writing: bool,
+    /// The writer has ended: nothing can be committed any more.
+    writer_gone: bool,
+    /// When the event at the end of the batch that is being written was recorded.
+    writing_time: Option<chrono::DateTime<chrono::Utc>>,
+    /// Since when there is something done that was not offered for commit, being nothing but skips.
+    skips_since: Option<Instant>,
+    /// The position at which this version caught up first: to be stored before anything after it is handed out.
+    replay_to_store: Option<Position>,
+
+    /// What the pipeline ends with, once what is ready is committed. The first reason stays.
+    ending: Option<Exit>,
+}
+
+impl<H: Handler> Pipeline<H> {
+    /// Spawns reader and writer.
+    pub(super) fn new(worker: Worker<H>, taken: Taken<H::Op>, id: ProjectionId, live: Arc<Live>) -> Self {
+        let (orders, ordered) = watch::channel(Orders::default());
+        let (pages_in, pages) = mpsc::channel(1);
+        let reader = tokio::spawn(reader::read(taken.subscription, ordered, pages_in));
+        let (jobs, jobs_out) = mpsc::channel(1);
+        let (written_in, written) = mpsc::channel(1);
+        tokio::spawn(commit::write(taken.committer, jobs_out, written_in, worker.telemetry.clone()));
+        Self {
+            id,
+            options: Arc::clone(&worker.options),
+            telemetry: worker.telemetry.clone(),
+            live,
+            wish: worker.wish.clone(),
+            window: Window::new(taken.checkpoint.watermark),
+            partitions: Partitions::new(worker.options.parallelism),
+            worker: Arc::new(worker),
+            checkpoint: taken.checkpoint,
+            handlers: JoinSet::new(),
+            running: HashMap::new(),
+            reader,
+            orders,
+            pages,
+            page: 0,
+            page_ordered: false,
+            caught_up: false,
+            last_arrival: Instant::now(),
+            jobs,
+            written,
+            writing: false,
+            writer_gone: false,
+            writing_time: None,
+            skips_since: None,
+            replay_to_store: None,
+            ending: None,
+        }
+    }
+
+    /// Runs until something ends it.
+    pub(super) async fn run(mut self) -> Exit {
+        loop {
+            self.start_waiting();
+            self.offer();
+            if self.is_over() {
+                return self.end().await;
+            }
+            self.order_page();
+            self.publish();
+            let flush_at = self.flush_at();
+            tokio::select! {
+                // Biased: a stop must not wait behind traffic, and what is finished goes before new work.
+                biased;
+                wish = self.wish.changed() => if wish.is_err() {
+                    // The coordinator is gone: nobody would hear of anything any more.
+                    self.end_with(Exit::Stopped);
+                },
+                written = self.written.recv(), if !self.writer_gone => self.note_written(written),
+                Some(handled) = self.handlers.join_next() => self.note_handled(handled),
+                page = self.pages.recv() => self.note_page(page),
+                () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {},
+            }
+        }
+    }
+
+    /// Takes in a page, or the end of the subscription.
+    fn note_page(&mut self, page: Option<Result<Page, SourceError>>) {
+        self.page_ordered = false;
+        match page {
+            Some(Ok(page)) => self.take_in(page),
+            Some(Err(error)) => self.end_with(Exit::from_source(error)),
+            None => self.end_with(Exit::Restart(Trouble::unknown("the reader of the source ended unexpectedly"))),
+        }
+    }
+
+    fn take_in(&mut self, page: Page) {
+        self.last_arrival = Instant::now();
+        self.caught_up = page.caught_up;
+        let (mut delivered, mut deduplicated) = (0, 0);
+        for delivery in page.deliveries {
+            match delivery {
+                Delivery::Progress(position) => self.window.progress(position),
+                Delivery::Event(event) => {
+                    delivered += 1;
+                    match self.arrive(event.position) {
+                        Arrival::New => self.admit(event),
+                        Arrival::Duplicate => {
+                            deduplicated += 1;
+                            self.skipped(&event, SkipReason::Dedup);
+                        }
+                        Arrival::Late => {
+                            // It stays undelivered: the next subscription begins at the checkpoint and brings it in order.
+                            delivered -= 1;
+                            self.end_with(Exit::Restart(Trouble::source(format!(
+                                "position {} was delivered after {}: the subscription is out of order and starts again from the checkpoint",
+                                event.position,
+                                self.window.highest().map_or(0, Position::get),
+                            ))));
+                            break;
+                        }
+                    }
+                }
+            }
+        }
+        self.live.delivered(delivered, deduplicated);
+        if deduplicated > 0 {
+            self.ack(self.checkpoint.watermark);
+        }
+        if self.caught_up && self.checkpoint.replay_position.is_none() {
+            self.replay_to_store = self.window.highest();
+        }
+    }
+
+    fn admit(&mut self, event: RecordedEvent) {
+        let (position, bytes, partition) = (event.position, event.size(), partition_of(&event.stream_id));
+        let replay = self.checkpoint.replay_position.is_none_or(|caught_up| position <= caught_up);
+        let meta = EventMeta::new(event, replay);
+        let number = self.window.next_number();
+        if self.ending.is_none() && self.partitions.admit(number, partition) {
+            self.window.admit_running(position, bytes);
+            self.start(number, partition, meta);
+        } else {
+            self.window.admit(position, bytes, meta);
+        }
+    }
+
+    fn start_waiting(&mut self) {
+        while !self.is_ending()
+            && let Some((number, partition)) = self.partitions.start_next()
+        {
+            match self.window.start(number) {
+                Some(meta) => self.start(number, partition, meta),
+                None => self.partitions.ended(partition),
+            }
+        }
+    }
+
+    /// Polls the handler once, here: most are ready at once and never cost a task. One that waits gets a task of its own.
+    fn start(&mut self, number: u64, partition: usize, meta: EventMeta) {
+        let stream_id = meta.stream_id.clone();
+        let mut call = Box::pin(Arc::clone(&self.worker).handle(meta));
+        // Unconstrained: tokio's budget would make a handler that locks a free mutex look as if it had to wait.
+        // The waker is of no use: a call that is pending is polled again at once by the task it moves to.
+        let polled = Box::pin(unconstrained(call.as_mut())).as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        match polled {
+            Poll::Ready(handled) => self.settle(number, partition, handled),
+            Poll::Pending => {
+                self.running.insert(number, Running { stream_id, partition, since: Instant::now() });
+                self.handlers.spawn(async move { (number, partition, call.await) });
+            }
+        }
+    }
+
+    fn note_handled(&mut self, handled: Result<(u64, usize, Handled<H::Op>), tokio::task::JoinError>) {
+        match handled {
+            Ok((number, partition, handled)) => {
+                self.running.remove(&number);
+                self.settle(number, partition, handled);
+            }
+            // Handlers' panics are caught within their task: this one is the engine's or an observer's.
+            Err(error) if error.is_panic() => {
+                self.end_with(Exit::Restart(Trouble::unknown(format!("a task of the pipeline panicked: {error}"))));
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn settle(&mut self, number: u64, partition: usize, handled: Handled<H::Op>) {
+        let (settled, write) = match handled {
+            Handled::Apply(meta, outcome) => (Settled::Write(Entry { meta, write: Write::Apply(outcome) }), true),
+            Handled::DeadLetter(meta, failure) => {
+                (Settled::Write(Entry { meta, write: Write::DeadLetter(failure) }), true)
+            }
+            Handled::Skip(meta) => {
+                self.skipped(&meta, SkipReason::Handler);
+                (Settled::Skip(meta), false)
+            }
+            Handled::Filtered(meta) => {
+                self.skipped(&meta, SkipReason::Filtered);
+                (Settled::Skip(meta), false)
+            }
+            // Its slot stays open, so that nothing behind it is committed.
+            Handled::Halt(reason) => return self.end_with(Exit::Halt(reason)),
+            Handled::Abandoned => return,
+        };
+        self.partitions.ended(partition);
+        self.window.complete(number, settled, write);
+    }
+
+    /// Hands the leading part that is done to the writer, if it is free and the time has come.
+    fn offer(&mut self) {
+        if self.writing || self.writer_gone {
+            return;
+        }
+        if let Some(position) = self.replay_to_store {
+            return self.write(Job::ReplayPosition(position));
+        }
+        if !self.has_ready() {
+            self.skips_since = None;
+            return;
+        }
+        if self.only_skips() && self.flush_at().is_some_and(|at| at > Instant::now()) {
+            return;
+        }
+        let Some(batch) = self.next_batch() else { return };
+        self.ack_early(batch.advance.watermark);
+        self.write(Job::Batch(batch));
+    }
+
+    fn write(&mut self, job: Job<H::Op>) {
+        // There is room: one job is out at most. A writer that is gone says so through `written`.
+        self.writing = self.jobs.try_send(job).is_ok();
+        self.skips_since = None;
+    }
+
+    /// When what is done has to be committed although it is nothing but skips.
+    fn flush_at(&mut self) -> Option<Instant> {
+        if self.writing || !self.has_ready() {
+            return None;
+        }
+        let now = Instant::now();
+        let since = *self.skips_since.get_or_insert(now);
+        let pressing = self.is_ending() || *self.wish.borrow() == Wish::Pause;
+        if pressing || self.window.done() * 2 >= self.options.in_flight_events {
+            return Some(now);
+        }
+        let at = since + SKIPS_COMMITTED_EVERY;
+        let idle = self.caught_up && self.window.all_done();
+        Some(if idle { at.min(self.last_arrival + IDLE_AFTER) } else { at })
+    }
+
+    fn next_batch(&mut self) -> Option<Batch<H::Op>> {
+        let prefix = self.take(Load { events: self.options.batch_events, bytes: self.options.batch_bytes })?;
+        let last = prefix.outcomes.last().map(Settled::meta);
+        self.writing_time = last.and_then(|meta| meta.occurred_at);
+        let last_event = last.map(|meta| LastEvent { position: meta.position, id: meta.id.clone() });
+        let mut counts = Counts::default();
+        let mut entries = Vec::with_capacity(prefix.outcomes.len());
+        for settled in prefix.outcomes {
+            match settled {
+                Settled::Skip(_) => counts.skipped += 1,
+                Settled::Write(entry) => {
+                    match entry.write {
+                        Write::Apply(_) => counts.applied += 1,
+                        Write::DeadLetter(_) => counts.dead_lettered += 1,
+                    }
+                    entries.push(entry);
+                }
+            }
+        }
+        let advance = self.checkpoint.advance(prefix.watermark, last_event, counts);
+        Some(Batch { id: self.id.clone(), advance, entries })
+    }
+
+    fn note_written(&mut self, written: Option<Written>) {
+        self.writing = false;
+        match written {
+            Some(Written::Batch(advance)) => {
+                self.checkpoint.committed(&advance);
+                self.window.committed();
+                let time = self.writing_time.take();
+                if let Some(degraded) = self.live.committed(&self.checkpoint, advance.counts, time) {
+                    let since = (chrono::Utc::now() - degraded.since).to_std().unwrap_or_default();
+                    self.telemetry.recovered(&Recovered { since, failures: degraded.failures });
+                }
+                self.ack(self.checkpoint.watermark);
+            }
+            Some(Written::ReplayPosition(position)) => {
+                self.checkpoint.replay_position = Some(position);
+                self.replay_to_store = None;
+            }
+            Some(Written::Failed(error)) => self.writer_ended(Exit::from_commit(error)),
+            None => self.writer_ended(Exit::Restart(Trouble::unknown("the writer to the target ended unexpectedly"))),
+        }
+    }
+
+    fn writer_ended(&mut self, exit: Exit) {
+        self.writer_gone = true;
+        // What the target says weighs more than why the pipeline was about to end.
+        self.ending = None;
+        self.end_with(exit);
+    }
+
+    /// Tells the source that everything up to the watermark is durable.
+    fn ack(&mut self, watermark: Option<Position>) {
+        if let Some(position) = watermark {
+            self.window.acked(position);
+            self.orders.send_modify(|orders| orders.ack = Some(position));
+        }
+    }
+
+    /// Orders the next page once there is room for a decent one, unless nothing is wanted.
+    fn order_page(&mut self) {
+        let wanted = *self.wish.borrow() == Wish::Run && self.ending.is_none() && self.replay_to_store.is_none();
+        if !wanted {
+            self.orders.send_if_modified(|orders| orders.page.take().is_some());
+            self.page_ordered = false;
+            return;
+        }
+        let load = self.window.load();
+        let room = self.options.in_flight_events.saturating_sub(load.events);
+        let bytes = self.options.in_flight_bytes.saturating_sub(load.bytes);
+        let decent = (self.options.in_flight_events / 4).clamp(1, self.options.batch_events);
+        if self.page_ordered || (load.events > 0 && (room < decent || bytes == 0)) {
+            return;
+        }
+        let demand = Demand { events: room.min(self.options.batch_events).max(1), bytes: bytes.max(1) };
+        self.page += 1;
+        self.page_ordered = true;
+        let page = Some((self.page, demand));
+        self.orders.send_modify(|orders| orders.page = page);
+    }
+
+    /// Ends the pipeline once what is ready is committed. Handlers in flight are dropped, but for a stop.
+    fn end_with(&mut self, exit: Exit) {
+        self.handlers.abort_all();
+        self.ending.get_or_insert(exit);
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.is_some() || *self.wish.borrow() == Wish::Stop
+    }
+
+    fn is_over(&self) -> bool {
+        let handlers_done = self.ending.is_some() || self.handlers.is_empty();
+        self.writer_gone || (self.is_ending() && handlers_done && !self.writing && self.window.done() == 0)
+    }
+
+    /// Passes the last ack on and lets go of the source.
+    async fn end(mut self) -> Exit {
+        self.publish();
+        self.handlers.shutdown().await;
+        let Self { orders, reader, pages, ending, .. } = self;
+        drop((orders, pages));
+        if let Err(error) = reader.await {
+            tracing::debug!(target: "scriba", projection = %self.id, %error, "the reader did not end well");
+        }
+        ending.unwrap_or(Exit::Stopped)
+    }
+
+    fn publish(&self) {
+        let Load { events, bytes } = self.window.load();
+        let oldest = self.window.oldest_open().map(|(number, position)| OldestOpen {
+            position,
+            running: self
+                .running
+                .get(&number)
+                .map(|running| (running.stream_id.clone(), running.partition, running.since.elapsed())),
+        });
+        self.live.set_window(WindowInfo { events, bytes, oldest });
+    }
+
+    fn skipped(&self, event: &RecordedEvent, reason: SkipReason) {
+        let skipped = EventSkipped { position: event.position, stream_id: event.stream_id.as_str(), reason };
+        self.telemetry.event_skipped(&skipped);
+    }
+}
+
+#[cfg(not(feature = "test-switches"))]
+impl<H: Handler> Pipeline<H> {
+    fn arrive(&mut self, position: Position) -> Arrival {
+        self.window.arrive(position)
+    }
+
+    fn take(&mut self, most: Load) -> Option<crate::window::Prefix<Settled<H::Op>>> {
+        self.window.take(most)
+    }
+
+    fn has_ready(&self) -> bool {
+        self.window.done() > 0
+    }
+
+    fn only_skips(&self) -> bool {
+        !self.window.has_writes()
+    }
+
+    #[expect(clippy::unused_self, reason = "the counterpart under test-switches uses it")]
+    fn ack_early(&mut self, _: Position) {}
+}
+
+/// The same, with the faults that tests put in.
+#[cfg(feature = "test-switches")]
+impl<H: Handler> Pipeline<H> {
+    fn arrive(&mut self, position: Position) -> Arrival {
+        match self.options.switches {
+            crate::switches::Switches::DedupStoredOnly => {
+                self.window.arrive_unless_stored(position, self.checkpoint.watermark)
+            }
+            _ => self.window.arrive(position),
+        }
+    }
+
+    fn take(&mut self, most: Load) -> Option<crate::window::Prefix<Settled<H::Op>>> {
+        match self.options.switches {
+            crate::switches::Switches::CommitAsFinished => self.window.take_finished(most, self.checkpoint.watermark),
+            _ => self.window.take(most),
+        }
+    }
+
+    fn has_ready(&self) -> bool {
+        match self.options.switches {
+            crate::switches::Switches::CommitAsFinished => self.window.any_finished(),
+            _ => self.window.done() > 0,
+        }
+    }
+
+    fn only_skips(&self) -> bool {
+        match self.options.switches {
+            crate::switches::Switches::CommitAsFinished => false,
+            _ => !self.window.has_writes(),
+        }
+    }
+
+    fn ack_early(&mut self, position: Position) {
+        if self.options.switches == crate::switches::Switches::AckBeforeCommit {
+            self.ack(Some(position));
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! From nothing to a pipeline: take over, compare, subscribe.
+
+use std::sync::Arc;
+
+use tokio::sync::{oneshot, watch};
+
+use super::info::Live;
+use super::pipeline::{Pipeline, Wish};
+use super::trouble::{Exit, Trouble};
+use super::worker::Worker;
+use crate::checkpoint::Checkpoint;
+use crate::dead_letter::Failure;
+use crate::error::HaltReason;
+use crate::event::{EventMeta, Events, Position};
+use crate::options::{Lease, ProjectionOptions, StartFrom};
+use crate::projection::{Handler, ProjectionId};
+use crate::source::{Source, SourceIdentity, SubscribeRequest, Subscription};
+use crate::target::{Committer, Owner, TakeOver, Target};
+use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
+
+/// Everything a pipeline is made from, once for each start of the projection.
+pub(crate) struct Setup<H: Handler> {
+    pub(crate) id: ProjectionId,
+    pub(crate) handler: Arc<H>,
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) target: Arc<dyn Target<H::Op>>,
+    pub(crate) options: Arc<ProjectionOptions>,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) owner: Owner,
+    pub(crate) live: Arc<Live>,
+    pub(crate) wish: watch::Receiver<Wish>,
+}
+
+/// What a take-over and a subscription hand to the pipeline.
+pub(super) struct Taken<Op> {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) committer: Box<dyn Committer<Op>>,
+    pub(super) subscription: Box<dyn Subscription>,
+}
+
+impl<H: Handler> Setup<H> {
+    /// Takes over, subscribes, says that it is up, and runs the pipeline to its end.
+    pub(crate) async fn run(self: Arc<Self>, up: oneshot::Sender<()>) -> Exit {
+        let taken = match self.take().await {
+            Ok(taken) => taken,
+            Err(exit) => return exit,
+        };
+        let live = Arc::clone(&self.live);
+        let trouble = move |meta: &EventMeta, failure: &Failure| live.handler_failed(meta, failure);
+        let worker = Worker {
+            handler: Arc::clone(&self.handler),
+            options: Arc::clone(&self.options),
+            telemetry: self.telemetry.clone(),
+            wish: self.wish.clone(),
+            trouble: Arc::new(trouble),
+        };
+        let pipeline = Pipeline::new(worker, taken, self.id.clone(), Arc::clone(&self.live));
+        // A coordinator that is gone does not want to know.
+        let _ = up.send(());
+        pipeline.run().await
+    }
+
+    async fn take(&self) -> Result<Taken<H::Op>, Exit> {
+        let identity = self.source.identity().await.map_err(Exit::from_source)?;
+        let lease = match self.options.lease {
+            Lease::For(lease) => Some(lease),
+            Lease::Off => None,
+        };
+        let event_types = H::Event::event_types();
+        let request = TakeOver {
+            id: &self.id,
+            owner: lease.map(|_| &self.owner),
+            lease: lease.unwrap_or_default(),
+            initial: self.initial().await?,
+            source: &identity,
+            event_types,
+        };
+        let taken = self.target.take_over(request).await.map_err(Exit::from_take_over)?;
+        let checkpoint = taken.checkpoint;
+        self.live.taken_over(&checkpoint, identity.clone());
+        self.telemetry.checkpoint_loaded(&CheckpointLoaded {
+            watermark: checkpoint.watermark,
+            epoch: checkpoint.epoch,
+            stored: !taken.created,
+        });
+        if taken.source != identity {
+            return Err(Exit::Halt(other_source(&taken.source, &identity)));
+        }
+        let after = checkpoint.watermark;
+        let request = SubscribeRequest { after, event_types, telemetry: self.telemetry.clone() };
+        let subscription = self.source.subscribe(request).await.map_err(Exit::from_source)?;
+        self.telemetry.subscribed(&Subscribed { after });
+        Ok(Taken { checkpoint, committer: taken.committer, subscription })
+    }
+
+    /// The watermark of a checkpoint that has to be created: resolved before, so that it is stored with its row.
+    async fn initial(&self) -> Result<Option<Position>, Exit> {
+        match self.options.start_from {
+            StartFrom::Beginning => Ok(None),
+            StartFrom::After(position) => Ok(Some(position)),
+            StartFrom::Now => {
+                let stored = self.target.stored(&self.id).await.map_err(Exit::from_target)?;
+                if stored.is_some() {
+                    return Ok(None);
+                }
+                let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
+                inspector.head().await.map_err(Exit::from_source)
+            }
+        }
+    }
+}
+
+fn other_source(stored: &SourceIdentity, found: &SourceIdentity) -> HaltReason {
+    HaltReason::new(format!(
+        "the checkpoint was made from source {} {:?}, this source is {} {:?}: start the projection with the source it was made \
+         from, or give it a new version to rebuild from this one",
+        stored.kind, stored.fingerprint, found.kind, found.fingerprint
+    ))
+}
+
+/// The end of a pipeline whose task did not come to its end.
+pub(crate) fn exit_of(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
+    match ended {
+        Ok(exit) => exit,
+        Err(error) if error.is_panic() => {
+            let message = super::panic::message_of(error.into_panic().as_ref());
+            Exit::Restart(Trouble::unknown(format!("the pipeline panicked: {message}")))
+        }
+        Err(_) => Exit::Restart(Trouble::source("the pipeline's task was cancelled: is its runtime shutting down?")),
+    }
+}

@@ -1,0 +1,176 @@
+//! Waiting until a projection has accounted for a position, from the tables: on any node.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::registry::{Entry, Scriba, deadline, tables_error};
+use crate::error::{CommandError, WaitError};
+use crate::event::Position;
+use crate::lifecycle::{Role, State};
+use crate::projection::ProjectionId;
+use crate::target::{DeadLetterFilter, StoredLease, StoredProjection};
+
+/// How often the tables are read while waiting.
+const LOOKS_EVERY: Duration = Duration::from_millis(50);
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitFor {
+    /// Every event up to a position is accounted for: applied, skipped or dead-lettered.
+    Position(Position),
+    /// The event at a position is accounted for and was not dead-lettered.
+    Event(Position),
+    /// Every event up to the source's head as of now is accounted for. Only where the projection was started on this node,
+    /// for want of a source elsewhere.
+    Head,
+}
+
+impl Scriba {
+    /// Waits until a projection has accounted for what `what` says. An event that was appended in a transaction of the caller's
+    /// must be committed before.
+    ///
+    /// # Errors
+    /// [`WaitError`], with a variant for each way in which it may never come. A projection that runs and does not get on is
+    /// waited for until the timeout.
+    pub async fn wait_for(
+        &self,
+        id: impl Into<ProjectionId>,
+        what: WaitFor,
+        timeout: Duration,
+    ) -> Result<(), WaitError> {
+        let id = id.into();
+        let until = deadline(timeout);
+        let entry = self.entry(&id);
+        let position = match what {
+            WaitFor::Position(position) | WaitFor::Event(position) => position,
+            WaitFor::Head => match head(&id, entry.as_ref(), until).await? {
+                Some(head) => head,
+                None => return Ok(()),
+            },
+        };
+        self.until_accounted_for(&id, entry.as_ref(), position, until, timeout).await?;
+        if matches!(what, WaitFor::Event(_)) {
+            self.not_dead_lettered(&id, position).await?;
+        }
+        Ok(())
+    }
+
+    async fn until_accounted_for(
+        &self,
+        id: &ProjectionId,
+        entry: Option<&Entry>,
+        wanted: Position,
+        until: Instant,
+        timeout: Duration,
+    ) -> Result<(), WaitError> {
+        let mut here = entry.map(|entry| entry.live.watermark());
+        let mut known = None;
+        loop {
+            if here.as_mut().is_some_and(|here| *here.borrow_and_update() >= Some(wanted)) {
+                return Ok(());
+            }
+            match timeout_at(until, self.stored(id)).await {
+                Ok(stored) => match verdict(id, entry, stored?, wanted)? {
+                    Verdict::There => return Ok(()),
+                    Verdict::NotYet(watermark) => known = watermark,
+                },
+                Err(_) => return Err(WaitError::Timeout { id: id.clone(), wanted, watermark: known, timeout }),
+            }
+            if Instant::now() >= until {
+                return Err(WaitError::Timeout { id: id.clone(), wanted, watermark: known, timeout });
+            }
+            let look_at = until.min(Instant::now() + LOOKS_EVERY);
+            match &mut here {
+                // A projection that runs here says at once when it moves on.
+                Some(here) => {
+                    let moved = async {
+                        while *here.borrow_and_update() < Some(wanted) {
+                            if here.changed().await.is_err() {
+                                return sleep_until(look_at).await;
+                            }
+                        }
+                    };
+                    let _ = timeout_at(look_at, moved).await;
+                }
+                None => sleep_until(look_at).await,
+            }
+        }
+    }
+
+    async fn not_dead_lettered(&self, id: &ProjectionId, position: Position) -> Result<(), WaitError> {
+        let filter = DeadLetterFilter {
+            from_position: Some(position),
+            to_position: Some(position),
+            ..DeadLetterFilter::default()
+        };
+        let candidates = self.entry(id).map_or_else(|| self.tables(), |entry| vec![entry.tables]);
+        for tables in candidates {
+            let letters = tables.dead_letters(id, &filter).await.map_err(|error| tables_error(id, &error))?;
+            if let Some(letter) = letters.into_iter().next() {
+                let (kind, message) = (letter.failure.kind, letter.failure.message);
+                return Err(WaitError::DeadLettered { id: id.clone(), position, kind, message });
+            }
+        }
+        Ok(())
+    }
+}
+
+enum Verdict {
+    There,
+    NotYet(Option<Position>),
+}
+
+/// | known of it | answer |
+/// |---|---|
+/// | watermark at or above the position | there |
+/// | no checkpoint, not started here | never started |
+/// | halted, stopped | so |
+/// | its lease lapsed | run by nobody |
+/// | otherwise | not yet |
+fn verdict(
+    id: &ProjectionId,
+    entry: Option<&Entry>,
+    stored: Option<StoredProjection>,
+    wanted: Position,
+) -> Result<Verdict, WaitError> {
+    let here = entry.map(|entry| entry.live.info()).filter(|info| info.role == Role::Active);
+    let id = id.clone();
+    let Some(stored) = stored else {
+        return match here {
+            Some(info) if info.state == State::Halted => {
+                let reason = info.halt_reason.map_or_else(String::new, |reason| reason.to_string());
+                Err(WaitError::Halted { id, wanted, watermark: None, reason })
+            }
+            Some(info) if info.state != State::Stopped => Ok(Verdict::NotYet(None)),
+            _ => Err(WaitError::NeverStarted { id }),
+        };
+    };
+    let watermark = stored.checkpoint.watermark;
+    if watermark >= Some(wanted) {
+        return Ok(Verdict::There);
+    }
+    let state = here.as_ref().map_or(stored.state.state, |info| info.state);
+    match state {
+        State::Halted => {
+            let reason = here.and_then(|info| info.halt_reason).map(|reason| reason.to_string());
+            let reason = reason.or(stored.state.halt_reason).unwrap_or_default();
+            Err(WaitError::Halted { id, wanted, watermark, reason })
+        }
+        State::Stopped => Err(WaitError::Stopped { id, wanted, watermark }),
+        _ if here.is_none() && matches!(stored.lease, StoredLease::Lapsed { .. }) => {
+            Err(WaitError::RunByNobody { id, wanted, watermark })
+        }
+        _ => Ok(Verdict::NotYet(watermark)),
+    }
+}
+
+async fn head(id: &ProjectionId, entry: Option<&Entry>, until: Instant) -> Result<Option<Position>, WaitError> {
+    let entry = entry.ok_or_else(|| WaitError::Command(CommandError::Unknown { id: id.clone() }))?;
+    let unknown = |message: String| WaitError::HeadUnknown { id: id.clone(), message };
+    let asked = async { entry.source.inspector().await?.head().await };
+    match timeout_at(until, asked).await {
+        Ok(head) => head.map_err(|error| unknown(error.to_string())),
+        Err(_) => Err(unknown("it did not answer in time".to_owned())),
+    }
+}

@@ -1,0 +1,206 @@
+//! One event through its handler, with retries: what becomes of it, before anything is written.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::poll;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::panic::{Guarded, Panic};
+use super::pipeline::Wish;
+use crate::dead_letter::{Failure, kind};
+use crate::error::{HaltReason, HandlerError, RetryAdvice};
+use crate::event::{EventMeta, Events};
+use crate::options::{OnPoison, ProjectionOptions};
+use crate::projection::{Handler, Outcome};
+use crate::retry::Backoff;
+use crate::telemetry::{EventException, EventStart, EventStop, Telemetry};
+
+/// Waits between the retries of errors that go away by themselves.
+const RETRYABLE_FIRST_WAIT: Duration = Duration::from_millis(100);
+const RETRYABLE_LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// What every call of a handler shares.
+pub(crate) struct Worker<H> {
+    pub(crate) handler: Arc<H>,
+    pub(crate) options: Arc<ProjectionOptions>,
+    pub(crate) telemetry: Telemetry,
+    /// What the user wants of the projection: a stop ends waits between attempts.
+    pub(crate) wish: watch::Receiver<Wish>,
+    /// The last failure of an event that is tried again, for `info`.
+    pub(crate) trouble: Arc<dyn Fn(&EventMeta, &Failure) + Send + Sync>,
+}
+
+/// What became of an event.
+pub(crate) enum Handled<Op> {
+    /// Its operations.
+    Apply(EventMeta, Outcome<Op>),
+    /// The handler left it out.
+    Skip(EventMeta),
+    /// Its type is not one the projection lists.
+    Filtered(EventMeta),
+    /// Its handler failed for good.
+    DeadLetter(EventMeta, Failure),
+    /// The projection has to halt before it.
+    Halt(HaltReason),
+    /// The projection stops before it was handled.
+    Abandoned,
+}
+
+enum Attempt<Op> {
+    Done(Outcome<Op>),
+    Unlisted,
+    Failed(HandlerError),
+}
+
+impl<H: Handler> Worker<H> {
+    /// Handles an event to its end.
+    pub(crate) async fn handle(self: Arc<Self>, mut meta: EventMeta) -> Handled<H::Op> {
+        let mut configured_attempts = 0;
+        let mut backoff = Backoff::new(RETRYABLE_FIRST_WAIT, RETRYABLE_LONGEST_WAIT);
+        let mut first_failure = None;
+        loop {
+            let error = match self.observed_attempt(&meta).await {
+                Attempt::Done(outcome) if outcome.is_skip() => return Handled::Skip(meta),
+                Attempt::Done(outcome) => return Handled::Apply(meta, outcome),
+                Attempt::Unlisted => return Handled::Filtered(meta),
+                Attempt::Failed(error) => error,
+            };
+            let failure = failure_of(&error, meta.attempt);
+            let wait = match error.retry() {
+                RetryAdvice::Never => None,
+                RetryAdvice::AsConfigured => {
+                    configured_attempts += 1;
+                    self.options.retry.wait_after(configured_attempts)
+                }
+                RetryAdvice::UntilGivenUp => {
+                    let since: &mut Instant = first_failure.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= self.options.retryable_for {
+                        return Handled::Halt(given_up(&meta, &failure, self.options.retryable_for));
+                    }
+                    Some(backoff.next_wait())
+                }
+            };
+            let Some(wait) = wait else {
+                return match self.options.on_poison {
+                    OnPoison::DeadLetter => Handled::DeadLetter(meta, failure),
+                    OnPoison::Halt => Handled::Halt(poisoned(&meta, &failure)),
+                };
+            };
+            (self.trouble)(&meta, &failure);
+            if self.stopped_during(wait).await {
+                return Handled::Abandoned;
+            }
+            meta.attempt += 1;
+        }
+    }
+
+    async fn observed_attempt(&self, meta: &EventMeta) -> Attempt<H::Op> {
+        if !self.telemetry.watches_events() {
+            let attempt = self.attempt(meta).await;
+            if let Some(failure) = failure_in(&attempt, meta) {
+                // How long it took is unknown: no clock is read while nobody looks.
+                self.telemetry.event_exception(&EventException { meta, duration: Duration::ZERO, failure: &failure });
+            }
+            return attempt;
+        }
+        self.telemetry.event_start(&EventStart { meta });
+        let started = Instant::now();
+        let attempt = self.attempt(meta).await;
+        let duration = started.elapsed();
+        match failure_in(&attempt, meta) {
+            None => self.telemetry.event_stop(&EventStop { meta, duration }),
+            Some(failure) => self.telemetry.event_exception(&EventException { meta, duration, failure: &failure }),
+        }
+        attempt
+    }
+
+    async fn attempt(&self, meta: &EventMeta) -> Attempt<H::Op> {
+        let mut call = pin!(async {
+            match H::Event::decode(meta.event()) {
+                // Sources that cannot filter deliver other types too; looking only here keeps it off every event's path.
+                Err(_) if unlisted::<H>(meta) => Attempt::Unlisted,
+                Err(error) => Attempt::Failed(HandlerError::permanent(HandlerError::new(kind::DECODE, error))),
+                Ok(event) => match self.handler.handle(event, meta).await {
+                    Ok(outcome) => Attempt::Done(outcome),
+                    Err(error) => Attempt::Failed(error),
+                },
+            }
+        });
+        // A handler that is ready at once never pays for a timer.
+        let done = match poll!(Guarded(call.as_mut())) {
+            std::task::Poll::Ready(done) => done,
+            std::task::Poll::Pending => match within(self.options.handler_timeout, Guarded(call)).await {
+                Some(done) => done,
+                None => return Attempt::Failed(timed_out(self.options.handler_timeout)),
+            },
+        };
+        done.unwrap_or_else(|panic| Attempt::Failed(panicked(&panic)))
+    }
+
+    /// Waits; true when the projection is stopped meanwhile.
+    async fn stopped_during(&self, wait: Duration) -> bool {
+        let mut wish = self.wish.clone();
+        tokio::select! {
+            // A lost sender means that the pipeline is gone, and with it whoever would take the result.
+            _ = wish.wait_for(|wish| *wish == Wish::Stop) => true,
+            () = tokio::time::sleep(wait) => false,
+        }
+    }
+}
+
+fn unlisted<H: Handler>(meta: &EventMeta) -> bool {
+    H::Event::event_types().is_some_and(|types| !types.contains(&meta.event_type.as_str()))
+}
+
+async fn within<F: Future>(timeout: Duration, future: F) -> Option<F::Output> {
+    tokio::time::timeout(timeout, future).await.ok()
+}
+
+fn failure_in<Op>(attempt: &Attempt<Op>, meta: &EventMeta) -> Option<Failure> {
+    match attempt {
+        Attempt::Failed(error) => Some(failure_of(error, meta.attempt)),
+        Attempt::Done(_) | Attempt::Unlisted => None,
+    }
+}
+
+fn failure_of(error: &HandlerError, attempts: u32) -> Failure {
+    Failure {
+        kind: error.kind().to_owned(),
+        message: error.message().to_owned(),
+        detail: error.detail().to_owned(),
+        attempts,
+    }
+}
+
+fn panicked(panic: &Panic) -> HandlerError {
+    HandlerError::new(kind::PANIC, &panic.message).with_detail(panic.place.clone())
+}
+
+fn timed_out(timeout: Duration) -> HandlerError {
+    HandlerError::new(kind::TIMEOUT, format_args!("the handler took longer than handler_timeout ({timeout:?})"))
+}
+
+fn given_up(meta: &EventMeta, failure: &Failure, after: Duration) -> HaltReason {
+    HaltReason::new(format!(
+        "a retryable error of the event at stream {:?} went on for longer than retryable_for ({after:?}): {}: {}; mend its cause, then \
+         stop and start the projection",
+        meta.stream_id.as_str(),
+        failure.kind,
+        failure.message
+    ))
+    .at(meta.position)
+}
+
+fn poisoned(meta: &EventMeta, failure: &Failure) -> HaltReason {
+    HaltReason::new(format!(
+        "the handler failed at stream {:?} and on_poison is Halt: {}: {}; mend the handler or the event, then start the projection again",
+        meta.stream_id.as_str(),
+        failure.kind,
+        failure.message
+    ))
+    .at(meta.position)
+}

@@ -1,0 +1,11 @@
+use scriba_core::Events;
+
+struct Body;
+
+#[derive(Events)]
+enum OrderEvent {
+    #[event(alias = "")]
+    OrderPlaced,
+}
+
+fn main() {}

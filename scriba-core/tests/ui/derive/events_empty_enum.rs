@@ -1,0 +1,8 @@
+use scriba_core::Events;
+
+struct Body;
+
+#[derive(Events)]
+enum OrderEvent {}
+
+fn main() {}

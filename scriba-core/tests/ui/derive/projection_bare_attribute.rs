@@ -1,0 +1,7 @@
+use scriba_core::Projection;
+
+#[derive(Projection)]
+#[projection]
+struct Orders;
+
+fn main() {}

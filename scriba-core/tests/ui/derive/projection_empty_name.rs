@@ -1,0 +1,7 @@
+use scriba_core::Projection;
+
+#[derive(Projection)]
+#[projection(name = "")]
+struct Orders;
+
+fn main() {}

@@ -1,0 +1,6 @@
+use scriba_core::Projection;
+
+#[derive(Projection)]
+struct Orders;
+
+fn main() {}

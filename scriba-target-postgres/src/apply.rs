@@ -1,0 +1,272 @@
+//! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use scriba_core::checkpoint::Advance;
+use scriba_core::dead_letter::NewDeadLetter;
+use scriba_core::target::{Batch, CommitError, Committed, Committer, TargetError, Write};
+use scriba_core::{FailureClass, Position, ProjectionId};
+use sqlx::{Connection, PgConnection, raw_sql};
+use tokio::time::timeout;
+
+use crate::facts::{FactsCache, FactsError};
+use crate::fuse::plan;
+use crate::names::Names;
+use crate::op::PgOp;
+use crate::sqlstate::{
+    CHECKPOINT_MOVED, postgres_error, refused_by_server, structural_unless_transient, target_error, to_i64,
+};
+use crate::statement::{Statement, StatementError};
+use crate::{checkpoint, dead_letter};
+
+/// How long the goodbye to a server is tried after a failure.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Constraints are checked statement by statement, so that what commits does not depend on where a batch ends.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET CONSTRAINTS ALL IMMEDIATE";
+
+/// Set in transactions that run statements of the user, gone with the transaction: what shows that they left it open.
+const TOKEN_SETTING: &str = "scriba.batch";
+
+/// The committer of one epoch.
+pub(crate) struct PgCommitter {
+    pub(crate) id: ProjectionId,
+    pub(crate) epoch: i64,
+    /// Taken out while a batch is under way: whatever ends that early, a dropped future included, closes it, because
+    /// nobody knows what state it is in.
+    pub(crate) conn: Option<PgConnection>,
+    pub(crate) names: Names,
+    pub(crate) facts: FactsCache,
+    /// Statements of the user ran: settings that they left behind are undone before the next batch.
+    pub(crate) reset: bool,
+    #[cfg(feature = "test-switches")]
+    pub(crate) switch: Option<crate::Switch>,
+}
+
+#[async_trait]
+impl Committer<PgOp> for PgCommitter {
+    async fn commit(&mut self, batch: &Batch<PgOp>) -> Result<Committed, CommitError> {
+        let mut conn = self.connection().map_err(CommitError::Failed)?;
+        // The place to choose a cheaper shape: a batch of one fused statement without dead letters may go as one
+        // statement that is gated by its own checkpoint update.
+        match self.transaction(&mut conn, batch).await {
+            Ok(committed) => {
+                self.conn = Some(conn);
+                Ok(committed)
+            }
+            Err(stopped) => {
+                let error = match stopped {
+                    Stopped::Fenced => self.fenced(&mut conn, &batch.advance).await,
+                    Stopped::Error(error) => error,
+                };
+                close(conn).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn store_replay_position(&mut self, position: Position) -> Result<(), CommitError> {
+        let position = to_i64(position).map_err(CommitError::Failed)?;
+        let mut conn = self.connection().map_err(CommitError::Failed)?;
+        match checkpoint::store_replay_position(&mut conn, &self.names, &self.id, self.epoch, position).await {
+            Ok(None) => {
+                self.conn = Some(conn);
+                Ok(())
+            }
+            Ok(Some(shortfall)) => Err(CommitError::Fenced(shortfall)),
+            Err(error) => Err(CommitError::Failed(structural_unless_transient(target_error(
+                &error,
+                &format!("storing the replay position of {}", self.id),
+            )))),
+        }
+    }
+}
+
+/// Why a transaction did not commit.
+enum Stopped {
+    /// The checkpoint did not move. The transaction is in its failed state, and sqlx does not know of it.
+    Fenced,
+    Error(CommitError),
+}
+
+impl From<TargetError> for Stopped {
+    fn from(error: TargetError) -> Self {
+        Self::Error(CommitError::Failed(error))
+    }
+}
+
+impl PgCommitter {
+    fn connection(&mut self) -> Result<PgConnection, TargetError> {
+        self.conn.take().ok_or_else(|| {
+            TargetError::new(FailureClass::Structural, "a committer that failed was used again: take over anew")
+        })
+    }
+
+    async fn transaction(&mut self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
+        let (ops, letters) = take_apart(batch);
+        refuse_unsafe(&ops)?;
+        let user_code = ops.iter().any(|(_, op)| matches!(op, PgOp::Sql(_)));
+        let plan = self.plan(conn, &ops).await?;
+
+        // The round trip that decides whether the rest may be sent: its answer is read before anything follows.
+        let begin = self.begin(&batch.advance, user_code)?;
+        let mut tx = conn.begin_with(self.names.sql(&begin)).await.map_err(|error| self.not_begun(&error))?;
+        self.reset = user_code;
+        let mut statements = 2;
+        for statement in &plan {
+            statement.execute(&mut tx).await.map_err(|error| statement_failed(statement, error))?;
+            statements += 1;
+        }
+        if !letters.is_empty() {
+            dead_letter::insert(&mut tx, &self.names, &self.id, &letters).await?;
+            statements += 1;
+        }
+        if user_code {
+            still_in(&mut tx, &token(&batch.advance)).await?;
+            statements += 1;
+        }
+        tx.commit().await.map_err(|error| self.not_committed(&error))?;
+        Ok(Committed { statements })
+    }
+
+    fn not_begun(&self, error: &sqlx::Error) -> Stopped {
+        if postgres_error(error).is_some_and(|error| error.code() == CHECKPOINT_MOVED) {
+            return Stopped::Fenced;
+        }
+        structural_unless_transient(target_error(error, &format!("moving the checkpoint of {}", self.id))).into()
+    }
+
+    /// An error of the server's says that the transaction is rolled back; without one COMMIT may have arrived.
+    fn not_committed(&self, error: &sqlx::Error) -> Stopped {
+        let failure = target_error(error, &format!("committing a batch of {}", self.id));
+        Stopped::Error(if refused_by_server(error) {
+            CommitError::Failed(failure)
+        } else {
+            CommitError::Ambiguous(failure)
+        })
+    }
+
+    /// The statements of a batch. Facts are read before the transaction begins.
+    async fn plan(
+        &mut self,
+        conn: &mut PgConnection,
+        ops: &[(Position, &PgOp)],
+    ) -> Result<Vec<Statement>, TargetError> {
+        let tables = ops.iter().filter_map(|(_, op)| match op {
+            PgOp::Insert(op) => Some(op.table),
+            PgOp::Update(op) => Some(op.table),
+            PgOp::Delete(op) => Some(op.table),
+            PgOp::Sql(_) => None,
+        });
+        self.facts.load(conn, tables).await.map_err(|error| match error {
+            FactsError::Database(error) => target_error(&error, "reading the catalogue"),
+            FactsError::Mismatch(message) => TargetError::new(FailureClass::Structural, message),
+        })?;
+        Ok(plan(ops, &self.facts))
+    }
+
+    fn begin(&self, advance: &Advance, user_code: bool) -> Result<String, TargetError> {
+        let reset = if self.reset { "RESET ALL; " } else { "" };
+        let call = checkpoint::advance_call(&self.id, advance, &self.expected(advance))?;
+        let token = if user_code {
+            format!("; SELECT set_config('{TOKEN_SETTING}', '{}', true)", token(advance))
+        } else {
+            String::new()
+        };
+        Ok(format!("{reset}{BEGIN}; {call}{token}"))
+    }
+
+    /// The SQL of the commit number that the row must have.
+    #[cfg_attr(not(feature = "test-switches"), expect(clippy::unused_self, reason = "the switch is a field"))]
+    fn expected(&self, advance: &Advance) -> String {
+        #[cfg(feature = "test-switches")]
+        if self.switch == Some(crate::Switch::CommitNoSmallerThan) {
+            return format!(
+                "(SELECT commit_no FROM scriba_checkpoints WHERE name = {} AND version = {} \
+                 AND (watermark IS NULL OR watermark < {}) FOR UPDATE)",
+                crate::names::literal(&self.id.name),
+                self.id.version,
+                advance.watermark,
+            );
+        }
+        advance.expected_commit_no.to_string()
+    }
+
+    /// What a commit that moved no row met.
+    async fn fenced(&self, conn: &mut PgConnection, advance: &Advance) -> CommitError {
+        let read = async {
+            raw_sql("ROLLBACK").execute(&mut *conn).await?;
+            checkpoint::shortfall(conn, &self.names, &self.id, advance).await
+        };
+        match read.await {
+            Ok(shortfall) => CommitError::Fenced(shortfall),
+            Err(error) => {
+                CommitError::Failed(target_error(&error, &format!("reading the checkpoint of {} back", self.id)))
+            }
+        }
+    }
+}
+
+/// Operations and dead letters of a batch, each in the order of positions.
+fn take_apart(batch: &Batch<PgOp>) -> (Vec<(Position, &PgOp)>, Vec<NewDeadLetter<'_>>) {
+    let mut ops = Vec::with_capacity(batch.entries.len());
+    let mut letters = Vec::new();
+    for entry in &batch.entries {
+        if let Write::Apply(outcome) = &entry.write {
+            ops.extend(outcome.ops().iter().map(|op| (entry.meta.position, op)));
+        }
+        letters.extend(entry.dead_letter());
+    }
+    (ops, letters)
+}
+
+/// Refuses statements that would end or leave the transaction.
+fn refuse_unsafe(ops: &[(Position, &PgOp)]) -> Result<(), TargetError> {
+    for (position, op) in ops {
+        if let PgOp::Sql(sql) = op {
+            sql.check().map_err(|error| TargetError {
+                position: Some(*position),
+                ..TargetError::new(FailureClass::Integrity, format!("the event at position {position}: {error}"))
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// A failed statement of the plan, with its event where it holds only one.
+fn statement_failed(statement: &Statement, error: StatementError) -> TargetError {
+    let mut failure = match error {
+        StatementError::Database(error) => target_error(&error, "writing the read model"),
+        StatementError::NoRow(message) => TargetError::new(FailureClass::Integrity, message),
+    };
+    failure.position = statement.single_position();
+    failure
+}
+
+fn token(advance: &Advance) -> String {
+    format!("{}.{}", advance.epoch, advance.expected_commit_no)
+}
+
+/// Makes sure that the transaction is the one that moved the checkpoint: sqlx answers a COMMIT of any other, or of a
+/// failed one, with Ok.
+async fn still_in(conn: &mut PgConnection, token: &str) -> Result<(), TargetError> {
+    const WHAT: &str = "looking whether `sql` statements left the transaction open";
+    let found: Option<String> = sqlx::query_scalar("SELECT current_setting($1, true)")
+        .bind(TOKEN_SETTING)
+        .fetch_one(conn)
+        .await
+        .map_err(|error| target_error(&error, WHAT))?;
+    if found.as_deref() == Some(token) {
+        return Ok(());
+    }
+    Err(TargetError::new(
+        FailureClass::Structural,
+        "a `sql` statement ended the transaction of its batch: take COMMIT, ROLLBACK and their like out of it",
+    ))
+}
+
+/// Says goodbye, so that the server gives up locks at once; a connection that cannot is dropped.
+async fn close(conn: PgConnection) {
+    let _ = timeout(CLOSE_TIMEOUT, conn.close()).await;
+}

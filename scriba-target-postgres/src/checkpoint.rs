@@ -1,0 +1,217 @@
+//! The checkpoint row: taking it over, moving it, and reading back why it did not move.
+
+use std::fmt::Write as _;
+
+use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent};
+use scriba_core::source::SourceIdentity;
+use scriba_core::target::{LeaseAnswer, Shortfall, TakeOver, TakeOverError, TargetError};
+use scriba_core::{EventId, FailureClass, Position, ProjectionId};
+use sqlx::postgres::PgRow;
+use sqlx::{Connection, PgConnection, Row};
+
+use crate::{lease, status};
+use crate::names::{Names, literal, storable};
+use crate::sqlstate::{out_of_range, target_error, to_i64};
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+const CREATE: &str = "\
+    INSERT INTO scriba_checkpoints (name, version, watermark, event_types) VALUES ($1, $2, $3, $4) \
+    ON CONFLICT (name, version) DO NOTHING";
+
+const CREATE_COLD: &str = "\
+    INSERT INTO scriba_projections (name, version, source_kind, source_fingerprint) VALUES ($1, $2, $3, $4) \
+    ON CONFLICT (name, version) DO NOTHING";
+
+const RAISE_EPOCH: &str = "\
+    UPDATE scriba_checkpoints SET epoch = epoch + $3, updated_at = clock_timestamp() WHERE name = $1 AND version = $2";
+
+const READ_BACK: &str = "SELECT epoch, commit_no FROM scriba_checkpoints WHERE name = $1 AND version = $2";
+
+/// The checkpoint is locked against a take-over, so that what the next owner reads is what stays.
+const STORE_REPLAY_POSITION: &str = "\
+    WITH checkpoint AS MATERIALIZED ( \
+        SELECT epoch FROM scriba_checkpoints WHERE name = $1 AND version = $2 FOR SHARE), \
+    stored AS ( \
+        UPDATE scriba_projections SET replay_position = $4, updated_at = clock_timestamp() \
+        WHERE name = $1 AND version = $2 AND replay_position IS NULL \
+            AND EXISTS (SELECT FROM checkpoint WHERE epoch = $3)) \
+    SELECT epoch FROM checkpoint";
+
+/// The checkpoint under its new epoch, the source it was made from, and whether it was created.
+pub(crate) struct Taken {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) source: SourceIdentity,
+    pub(crate) created: bool,
+}
+
+/// Takes a projection over in one transaction. Everything is read by statements after the one that raises the epoch:
+/// that one waits for a commit in doubt, and only a later snapshot sees what became of it.
+pub(crate) async fn take_over(
+    conn: &mut PgConnection,
+    names: &Names,
+    request: &TakeOver<'_>,
+    raise_by: i64,
+) -> Result<Taken, TakeOverError> {
+    let id = request.id;
+    let failed = |error: sqlx::Error| target_error(&error, &format!("taking projection {id} over"));
+    let mut tx = conn.begin_with(BEGIN).await.map_err(failed)?;
+    if let Some(owner) = request.owner
+        && let LeaseAnswer::HeldBy { holder, .. } =
+            lease::take(&mut tx, names, id, owner, request.lease).await.map_err(failed)?
+    {
+        return Err(TakeOverError::Held { holder });
+    }
+    let created = sqlx::query(names.sql(CREATE))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(request.initial.map(to_i64).transpose()?)
+        .bind(request.event_types)
+        .execute(&mut *tx)
+        .await
+        .map_err(failed)?;
+    sqlx::query(names.sql(CREATE_COLD))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(storable(&request.source.kind))
+        .bind(storable(&request.source.fingerprint))
+        .execute(&mut *tx)
+        .await
+        .map_err(failed)?;
+    sqlx::query(names.sql(RAISE_EPOCH))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(raise_by)
+        .execute(&mut *tx)
+        .await
+        .map_err(failed)?;
+    let row = sqlx::query(names.sql(status::SELECT))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .fetch_one(&mut *tx)
+        .await
+        .map_err(failed)?;
+    let (_, checkpoint, source) = read(&row)?;
+    tx.commit().await.map_err(failed)?;
+    Ok(Taken { checkpoint, source, created: created.rows_affected() > 0 })
+}
+
+/// The checkpoint in a row of [`status::SELECT`].
+pub(crate) fn read(row: &PgRow) -> Result<(ProjectionId, Checkpoint, SourceIdentity), TargetError> {
+    let (position, last_event_id): (Option<i64>, Option<String>) =
+        (get(row, "last_position")?, get(row, "last_event_id")?);
+    let last_event = match (position, last_event_id) {
+        (Some(position), Some(id)) => {
+            Some(LastEvent { position: to_position(position)?, id: EventId::from(id) })
+        }
+        _ => None,
+    };
+    let checkpoint = Checkpoint {
+        epoch: get(row, "epoch")?,
+        commit_no: get(row, "commit_no")?,
+        watermark: optional_position(row, "watermark")?,
+        last_event,
+        counts: Counts {
+            applied: count(get(row, "applied")?)?,
+            skipped: count(get(row, "skipped")?)?,
+            dead_lettered: count(get(row, "dead_lettered")?)?,
+        },
+        replay_position: optional_position(row, "replay_position")?,
+        event_types: get(row, "event_types")?,
+    };
+    let source = SourceIdentity { kind: get(row, "source_kind")?, fingerprint: get(row, "source_fingerprint")? };
+    let version = u32::try_from(get::<i64>(row, "version")?)
+        .map_err(|_| TargetError::new(FailureClass::Structural, "a stored version is no version: correct the row"))?;
+    Ok((ProjectionId::new(get::<String>(row, "name")?, version), checkpoint, source))
+}
+
+/// A column of a control table.
+pub(crate) fn get<'r, T>(row: &'r PgRow, column: &str) -> Result<T, TargetError>
+where
+    T: sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres>,
+{
+    row.try_get(column).map_err(|error| target_error(&error, "reading a control table"))
+}
+
+/// A nullable position of a control table.
+pub(crate) fn optional_position(row: &PgRow, column: &str) -> Result<Option<Position>, TargetError> {
+    get::<Option<i64>>(row, column)?.map(to_position).transpose()
+}
+
+/// A position of a control table.
+pub(crate) fn to_position(value: i64) -> Result<Position, TargetError> {
+    Position::from_i64(value).map_err(out_of_range)
+}
+
+/// A count of a control table.
+pub(crate) fn count(value: i64) -> Result<u64, TargetError> {
+    u64::try_from(value).map_err(|_| TargetError::new(FailureClass::Structural, format!("{value} is no count")))
+}
+
+/// The call that moves the checkpoint, as text: it shares a round trip with BEGIN, where binds cannot travel.
+/// `expected` is the SQL of the commit number expected.
+pub(crate) fn advance_call(id: &ProjectionId, advance: &Advance, expected: &str) -> Result<String, TargetError> {
+    let signed = |count: u64| {
+        i64::try_from(count).map_err(|_| TargetError::new(FailureClass::Structural, format!("{count} is no count")))
+    };
+    let (last_position, last_event_id) = match &advance.last_event {
+        Some(last) => (to_i64(last.position)?.to_string(), literal(last.id.as_str())),
+        None => ("NULL".to_owned(), "NULL".to_owned()),
+    };
+    let mut call = String::with_capacity(256);
+    // Writing to a String cannot fail.
+    let _ = write!(
+        call,
+        "SELECT scriba_advance({name}, {version}, {epoch}, {expected}, {watermark}, {last_position}, {last_event_id}, \
+         {applied}, {skipped}, {dead_lettered})",
+        name = literal(&id.name),
+        version = id.version,
+        epoch = advance.epoch,
+        watermark = to_i64(advance.watermark)?,
+        applied = signed(advance.counts.applied)?,
+        skipped = signed(advance.counts.skipped)?,
+        dead_lettered = signed(advance.counts.dead_lettered)?,
+    );
+    Ok(call)
+}
+
+/// How the row differs from what a commit expected of it.
+pub(crate) async fn shortfall(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &ProjectionId,
+    advance: &Advance,
+) -> sqlx::Result<Shortfall> {
+    let row: Option<(i64, i64)> = sqlx::query_as(names.sql(READ_BACK))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .fetch_optional(conn)
+        .await?;
+    Ok(match row {
+        None => Shortfall::Missing,
+        Some((found, _)) if found != advance.epoch => Shortfall::OtherEpoch { found, ours: advance.epoch },
+        Some((epoch, found)) => Shortfall::OtherCommit { found, expected: advance.expected_commit_no, epoch },
+    })
+}
+
+/// Stores the replay position where there is none, and answers how the checkpoint differs from ours if it does.
+pub(crate) async fn store_replay_position(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &ProjectionId,
+    epoch: i64,
+    position: i64,
+) -> sqlx::Result<Option<Shortfall>> {
+    let found: Option<i64> = sqlx::query_scalar(names.sql(STORE_REPLAY_POSITION))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(epoch)
+        .bind(position)
+        .fetch_optional(conn)
+        .await?;
+    Ok(match found {
+        None => Some(Shortfall::Missing),
+        Some(found) if found != epoch => Some(Shortfall::OtherEpoch { found, ours: epoch }),
+        Some(_) => None,
+    })
+}

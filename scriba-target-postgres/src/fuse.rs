@@ -1,0 +1,274 @@
+//! From a batch's operations to as few statements as leave the same rows. Pure.
+//!
+//! "One by one" is the meaning: each operation a statement of its own, in the order of positions. A plan differs from it
+//! only where facts of the tables prove that nobody can tell, or by failing as a whole.
+//!
+//! Each operation is put into a wave. Waves are sent one after another; within a wave, the operations of one table and
+//! [`Shape`] are one statement. An operation's wave is the first that is later than all it must not pass:
+//!
+//! | operation | must not pass | stands beside |
+//! |---|---|---|
+//! | by key | earlier ones on its key; every earlier one on another table that foreign keys connect with its own | other keys |
+//! | by key, table in order | besides, every earlier one on its table | other keys of the same shape right before it |
+//! | alone: frees or changes a value of a second unique index, or deletes rows that others hang from | every earlier one on its table and connected ones | nothing of those |
+//! | barrier: `sql`, by filter, on a table that is not fused, with a key that is NULL or changes | every earlier one | nothing |
+//!
+//! and nothing passes an operation that stands alone in the tables named, or a barrier at all.
+
+use rustc_hash::FxHashMap;
+use scriba_core::Position;
+
+use crate::facts::{FactsCache, TableFacts};
+use crate::op::{Conflict, PgOp, Rows};
+use crate::statement::{Key, Row, Shape, Statement, keyed_text, table_of};
+use crate::table::TableMeta;
+use crate::value::Value;
+
+/// Rows in one statement, at most.
+const MAX_ROWS: usize = 5_000;
+/// Bytes of values in one statement, at most, unless a single row is larger.
+const MAX_BYTES: usize = 8 << 20;
+
+/// The statements for a batch's operations, which are in the order of positions.
+///
+/// A table that `facts` do not know is written one by one.
+pub(crate) fn plan<'a>(ops: &[(Position, &'a PgOp)], facts: &FactsCache) -> Vec<Statement<'a>> {
+    let mut planner = Planner::new(facts, ops.len());
+    for &row in ops {
+        planner.place(row);
+    }
+    planner.finish()
+}
+
+/// The same operations, each a statement of its own, in their order.
+#[cfg_attr(not(test), expect(dead_code, reason = "isolation of a failed batch is to use it"))]
+pub(crate) fn plan_one_by_one<'a>(ops: &[(Position, &'a PgOp)]) -> Vec<Statement<'a>> {
+    let nothing = FactsCache::default();
+    plan(ops, &nothing)
+}
+
+struct Planner<'a, 'f> {
+    facts: &'f FactsCache,
+    /// Tables and shapes met, by number.
+    shapes: Vec<(&'static TableMeta, Shape)>,
+    shape_numbers: FxHashMap<(usize, Shape), u32>,
+    /// The last wave that holds an operation on this key of the table of this identity.
+    keys: FxHashMap<(u32, Key<'a>), u32>,
+    groups: FxHashMap<u32, Group>,
+    slots: Vec<Slot<'a>>,
+    slot_numbers: FxHashMap<(u32, u32), usize>,
+    /// The first wave behind the last barrier.
+    floor: u32,
+    /// The latest wave with anything in it; 0 is none.
+    latest: u32,
+}
+
+/// Tables that foreign keys connect.
+#[derive(Default)]
+struct Group {
+    /// The table that the latest operations are on; `None` when the latest stands alone.
+    table: Option<u32>,
+    /// Their shape.
+    shape: u32,
+    floor: u32,
+    latest: u32,
+}
+
+/// What becomes one statement, or several where it is too large.
+struct Slot<'a> {
+    wave: u32,
+    /// Its table and shape; `None` for an operation by filter and `sql`.
+    shape: Option<u32>,
+    /// The rows keep their order.
+    in_order: bool,
+    rows: Vec<Row<'a>>,
+}
+
+impl<'a, 'f> Planner<'a, 'f> {
+    fn new(facts: &'f FactsCache, ops: usize) -> Self {
+        Self {
+            facts,
+            shapes: Vec::new(),
+            shape_numbers: FxHashMap::default(),
+            keys: FxHashMap::with_capacity_and_hasher(ops, rustc_hash::FxBuildHasher),
+            groups: FxHashMap::default(),
+            slots: Vec::new(),
+            slot_numbers: FxHashMap::default(),
+            floor: 1,
+            latest: 0,
+        }
+    }
+
+    fn place(&mut self, row: Row<'a>) {
+        let op = row.1;
+        let (Some(table), Some(key), Some(shape)) = (table_of(op), Key::of(op), shape_of(op)) else {
+            return self.barrier(None, row);
+        };
+        let number = self.number(table, shape);
+        match self.facts.get(table) {
+            Some(facts) if facts.one_by_one.is_none() && exact(key, facts) && !moves_key(table, shape, facts) => {
+                self.by_key(row, number, key, facts, stands_alone(table, shape, facts));
+            }
+            _ => self.barrier(Some(number), row),
+        }
+    }
+
+    fn number(&mut self, table: &'static TableMeta, shape: Shape) -> u32 {
+        if let Some((last, last_shape)) = self.shapes.last()
+            && std::ptr::eq(*last, table)
+            && *last_shape == shape
+        {
+            return index(self.shapes.len() - 1);
+        }
+        *self.shape_numbers.entry((std::ptr::from_ref(table).addr(), shape)).or_insert_with(|| {
+            self.shapes.push((table, shape));
+            index(self.shapes.len() - 1)
+        })
+    }
+
+    fn by_key(&mut self, row: Row<'a>, shape: u32, key: Key<'a>, facts: &TableFacts, alone: bool) {
+        let group = self.groups.entry(facts.group).or_default();
+        if alone || group.table != Some(facts.identity) {
+            *group = Group { table: (!alone).then_some(facts.identity), shape, floor: group.latest + 1, ..*group };
+        }
+        let floor = self.floor.max(group.floor);
+        let of_key = self.keys.entry((facts.identity, key)).or_default();
+        let wave = if facts.in_order && group.latest >= floor && !(group.shape == shape && *of_key < group.latest) {
+            group.latest + 1
+        } else if facts.in_order {
+            floor.max(group.latest)
+        } else {
+            floor.max(*of_key + 1)
+        };
+        *of_key = wave;
+        group.shape = shape;
+        group.latest = group.latest.max(wave);
+        self.latest = self.latest.max(wave);
+        self.add(wave, shape, facts.in_order, row);
+    }
+
+    fn add(&mut self, wave: u32, shape: u32, in_order: bool, row: Row<'a>) {
+        let slot = *self.slot_numbers.entry((shape, wave)).or_insert_with(|| {
+            self.slots.push(Slot { wave, shape: Some(shape), in_order, rows: Vec::new() });
+            self.slots.len() - 1
+        });
+        self.slots[slot].rows.push(row);
+    }
+
+    fn barrier(&mut self, shape: Option<u32>, row: Row<'a>) {
+        self.latest += 1;
+        self.floor = self.latest + 1;
+        self.slots.push(Slot { wave: self.latest, shape, in_order: true, rows: vec![row] });
+    }
+
+    /// Wave by wave; within a wave by table, so that writers of the same tables meet them in the same order.
+    fn finish(self) -> Vec<Statement<'a>> {
+        let Self { shapes, mut slots, .. } = self;
+        let table = |slot: &Slot<'_>| slot.shape.map(|shape| (shapes[shape as usize].0.schema, shapes[shape as usize].0.name));
+        slots.sort_by(|a, b| a.wave.cmp(&b.wave).then_with(|| table(a).cmp(&table(b))));
+        let texts: Vec<std::sync::Arc<str>> =
+            shapes.iter().map(|&(table, shape)| keyed_text(table, shape).into()).collect();
+        let mut statements = Vec::with_capacity(slots.len());
+        for Slot { shape, in_order, mut rows, .. } in slots {
+            let Some(number) = shape.map(|shape| shape as usize) else {
+                statements.extend(rows.into_iter().map(|(position, op)| Statement::alone(position, op)));
+                continue;
+            };
+            if !in_order {
+                rows.sort_unstable_by(|a, b| Key::of(a.1).cmp(&Key::of(b.1)));
+            }
+            let (table, shape) = shapes[number];
+            for rows in chunks(rows) {
+                statements.push(Statement::keyed(texts[number].clone(), table, shape, rows));
+            }
+        }
+        statements
+    }
+}
+
+/// Cuts rows so that no statement grows beyond what a server takes well.
+fn chunks(mut rows: Vec<Row<'_>>) -> Vec<Vec<Row<'_>>> {
+    let mut cuts = Vec::new();
+    let (mut count, mut bytes) = (0, 0);
+    for (at, (_, op)) in rows.iter().enumerate() {
+        let size = size(op);
+        if count > 0 && (count == MAX_ROWS || bytes + size > MAX_BYTES) {
+            cuts.push(at);
+            (count, bytes) = (0, 0);
+        }
+        count += 1;
+        bytes += size;
+    }
+    let mut chunks: Vec<_> = cuts.into_iter().rev().map(|at| rows.split_off(at)).collect();
+    chunks.push(rows);
+    chunks.reverse();
+    chunks
+}
+
+fn size(op: &PgOp) -> usize {
+    let sum = |values: &[(usize, Value)]| values.iter().map(|(_, value)| value.size()).sum::<usize>();
+    match op {
+        PgOp::Insert(op) => op.values.iter().map(Value::size).sum(),
+        PgOp::Update(op) => sum(&op.set) + sum(&op.add) + key_size(&op.rows),
+        PgOp::Delete(op) => key_size(&op.rows),
+        PgOp::Sql(_) => 0,
+    }
+}
+
+fn key_size(rows: &Rows) -> usize {
+    match rows {
+        Rows::Key(values) => values.iter().map(Value::size).sum(),
+        Rows::Filter(_) => 0,
+    }
+}
+
+/// `None` for what has no key: operations by filter, and `sql`.
+fn shape_of(op: &PgOp) -> Option<Shape> {
+    let mask = |values: &[(usize, Value)]| values.iter().fold(0, |mask, (column, _)| mask | 1_u128 << column);
+    Key::of(op)?;
+    Some(match op {
+        PgOp::Insert(op) => Shape::Insert(op.conflict),
+        PgOp::Update(op) => Shape::Update { set: mask(&op.set), add: mask(&op.add), required: op.required },
+        PgOp::Delete(op) => Shape::Delete { required: op.required },
+        PgOp::Sql(_) => return None,
+    })
+}
+
+/// Whether two such keys are equal here exactly when the index finds them equal. NULL equals nothing there, times are
+/// kept to the microsecond, and a column with a length limit cuts off the spaces behind it.
+fn exact(key: Key<'_>, facts: &TableFacts) -> bool {
+    key.values().all(|value| match value {
+        Value::Null => false,
+        Value::Timestamp(time) => time.timestamp_subsec_nanos() % 1_000 == 0,
+        Value::Text(text) => !(facts.limited_key && text.ends_with(' ')),
+        _ => true,
+    })
+}
+
+/// Columns of a row that was there before and may be changed. An upsert that sets the key sets it to what it is.
+fn changes(table: &'static TableMeta, shape: Shape) -> u128 {
+    match shape {
+        Shape::Update { set, add, .. } => set | add,
+        Shape::Insert(Conflict::Update { set, add }) => set & !key_columns(table) | add,
+        Shape::Insert(Conflict::Fail | Conflict::Nothing) | Shape::Delete { .. } => 0,
+    }
+}
+
+fn key_columns(table: &'static TableMeta) -> u128 {
+    table.key.iter().fold(0, |mask, &column| mask | 1 << column)
+}
+
+fn moves_key(table: &'static TableMeta, shape: Shape, facts: &TableFacts) -> bool {
+    changes(table, shape) & (key_columns(table) | facts.referenced) != 0
+}
+
+fn stands_alone(table: &'static TableMeta, shape: Shape, facts: &TableFacts) -> bool {
+    match shape {
+        Shape::Delete { .. } => facts.second_unique || facts.cascades,
+        _ => changes(table, shape) & facts.unique != 0,
+    }
+}
+
+fn index(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or_else(|_| unreachable!("a batch has fewer than 2^32 operations"))
+}

@@ -1,0 +1,219 @@
+//! The SQL of operations, and which values belong to which of its binds. Identifiers are quoted here and nowhere else.
+
+use std::fmt::Write;
+
+use super::{Key, Shape};
+use crate::op::{Conflict, PgOp, Rows, SqlOp};
+use crate::table::{TableMeta, ValueKind};
+use crate::value::Value;
+
+/// Where in an operation the values of one array are.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    /// By column.
+    Inserted(usize),
+    /// By number among the key columns.
+    Key(usize),
+    /// By column.
+    Set(usize),
+    /// By column.
+    Added(usize),
+}
+
+impl Part {
+    pub(super) fn value(self, op: &PgOp) -> &Value {
+        let find = |values: &[(usize, Value)], column| values.iter().position(|(at, _)| *at == column);
+        let found = match (self, op) {
+            (Self::Inserted(column), PgOp::Insert(op)) => op.values.get(column),
+            (Self::Set(column), PgOp::Update(op)) => find(&op.set, column).map(|at| &op.set[at].1),
+            (Self::Added(column), PgOp::Update(op)) => find(&op.add, column).map(|at| &op.add[at].1),
+            (Self::Key(at), _) => Key::of(op).map(|key| key.value(at)),
+            _ => None,
+        };
+        found.unwrap_or_else(|| unreachable!("the operations of a statement have its shape"))
+    }
+}
+
+/// The arrays of a statement by key, in the order of its binds: the column each belongs to, and where its values are.
+pub(super) fn arrays(table: &'static TableMeta, shape: Shape) -> Vec<(usize, Part)> {
+    let key = || table.key.iter().enumerate().map(|(at, &column)| (column, Part::Key(at)));
+    match shape {
+        Shape::Insert(_) => (0..table.columns.len()).map(|column| (column, Part::Inserted(column))).collect(),
+        Shape::Update { set, add, .. } => key()
+            .chain(bits(set).map(|column| (column, Part::Set(column))))
+            .chain(bits(add).map(|column| (column, Part::Added(column))))
+            .collect(),
+        Shape::Delete { .. } => key().collect(),
+    }
+}
+
+/// The text of a statement by key: the same for one row as for thousands.
+pub(crate) fn keyed_text(table: &'static TableMeta, shape: Shape) -> String {
+    let name = quoted_name(table);
+    let arrays = arrays(table, shape);
+    let from = unnest(table, arrays.iter().map(|(at, _)| *at));
+    // The arrays of the key come first in updates and deletes.
+    let by_key = || {
+        let pairs = table.key.iter().enumerate();
+        joined(pairs.map(|(nth, &at)| format!("t.{} = {}", column(table, at), item(table, at, nth))), " AND ")
+    };
+    match shape {
+        Shape::Insert(conflict) => {
+            let columns = joined((0..table.columns.len()).map(|at| column(table, at)), ", ");
+            let items = joined((0..table.columns.len()).map(|at| item(table, at, at)), ", ");
+            format!("INSERT INTO {name} AS t ({columns}) SELECT {items} FROM {from}{}", on_conflict(table, conflict))
+        }
+        Shape::Update { .. } => {
+            let changes = arrays.iter().enumerate().skip(table.key.len());
+            let changes = changes.map(|(nth, &(at, part))| change(table, at, nth, matches!(part, Part::Added(_))));
+            format!("UPDATE {name} AS t SET {} FROM {from} WHERE {}", joined(changes, ", "), by_key())
+        }
+        Shape::Delete { .. } => format!("DELETE FROM {name} AS t USING {from} WHERE {}", by_key()),
+    }
+}
+
+fn on_conflict(table: &'static TableMeta, conflict: Conflict) -> String {
+    let on_key = || format!(" ON CONFLICT ({})", joined(table.key.iter().map(|&at| column(table, at)), ", "));
+    match conflict {
+        Conflict::Fail => String::new(),
+        Conflict::Nothing | Conflict::Update { set: 0, add: 0 } => on_key() + " DO NOTHING",
+        Conflict::Update { set, add } => {
+            let sets = bits(set).map(|at| format!("{0} = EXCLUDED.{0}", column(table, at)));
+            let adds = bits(add).map(|at| format!("{0} = t.{0} + EXCLUDED.{0}", column(table, at)));
+            format!("{} DO UPDATE SET {}", on_key(), joined(sets.chain(adds), ", "))
+        }
+    }
+}
+
+/// `"total" = t."total" + u.c3`, or without the sum.
+fn change(table: &TableMeta, at: usize, nth: usize, added: bool) -> String {
+    let (column, new) = (column(table, at), item(table, at, nth));
+    if added { format!("{column} = t.{column} + {new}") } else { format!("{column} = {new}") }
+}
+
+/// The table, the filter and all values, changes first, of an operation by filter.
+pub(super) fn filtered_parts(op: &PgOp) -> (&'static TableMeta, &[(usize, Value)], Vec<(usize, &Value)>) {
+    let (table, rows, set, add) = match op {
+        PgOp::Update(op) => (op.table, &op.rows, op.set.as_slice(), op.add.as_slice()),
+        PgOp::Delete(op) => (op.table, &op.rows, &[][..], &[][..]),
+        PgOp::Insert(_) | PgOp::Sql(_) => unreachable!("no operation by filter"),
+    };
+    let Rows::Filter(filter) = rows else { unreachable!("no operation by filter") };
+    let compared = filter.iter().filter(|(_, value)| *value != Value::Null);
+    (table, filter, set.iter().chain(add).chain(compared).map(|(column, value)| (*column, value)).collect())
+}
+
+/// An operation by filter. NULL is asked for by `IS NULL` and not by `IS NOT DISTINCT FROM`, which no index serves.
+pub(super) fn filtered_text(op: &PgOp) -> String {
+    let (table, filter, values) = filtered_parts(op);
+    let name = quoted_name(table);
+    let from = unnest(table, values.iter().map(|(at, _)| *at));
+    let changes = values.len() - filter.iter().filter(|(_, value)| *value != Value::Null).count();
+    let mut nth = changes;
+    let conditions = filter.iter().map(|(at, value)| {
+        if *value == Value::Null {
+            return format!("t.{} IS NULL", column(table, *at));
+        }
+        nth += 1;
+        format!("t.{} = {}", column(table, *at), item(table, *at, nth - 1))
+    });
+    let conditions = joined(conditions, " AND ");
+    let filter = if conditions.is_empty() { String::new() } else { format!(" WHERE {conditions}") };
+    match op {
+        PgOp::Update(op) => {
+            let changes = values[..changes].iter().enumerate();
+            let changes = changes.map(|(nth, &(at, _))| change(table, at, nth, nth >= op.set.len()));
+            format!("UPDATE {name} AS t SET {} FROM {from}{filter}", joined(changes, ", "))
+        }
+        _ if values.is_empty() => format!("DELETE FROM {name} AS t{filter}"),
+        _ => format!("DELETE FROM {name} AS t USING {from}{filter}"),
+    }
+}
+
+/// The text of `sql` with the types of its binds in a comment: prepared statements are kept by their text alone, and
+/// one that was prepared for other types would read the values wrongly.
+pub(super) fn sql_text(op: &SqlOp) -> String {
+    if op.binds.is_empty() {
+        return op.text.clone().into_owned();
+    }
+    let mut text = String::with_capacity(op.text.len() + op.binds.len() + 8);
+    text.push_str(&op.text);
+    text.push_str("\n/* ");
+    text.extend(op.binds.iter().map(letter));
+    text.push_str(" */");
+    text
+}
+
+fn letter(value: &Value) -> char {
+    match value {
+        Value::Null => 'n',
+        Value::Bool(_) => 'b',
+        Value::I16(_) => '2',
+        Value::I32(_) => '4',
+        Value::I64(_) => '8',
+        Value::F32(_) => 'f',
+        Value::F64(_) => 'd',
+        Value::Text(_) => 't',
+        Value::Bytes(_) => 'x',
+        Value::Uuid(_) => 'u',
+        Value::Date(_) => 'y',
+        Value::Timestamp(_) => 'z',
+    }
+}
+
+/// `unnest($1::int8[], $2::text[]) AS u(c1, c2)`.
+fn unnest(table: &TableMeta, columns: impl Iterator<Item = usize>) -> String {
+    let (mut binds, mut names) = (String::new(), String::new());
+    for (at, column) in columns.enumerate() {
+        let comma = if at == 0 { "" } else { ", " };
+        // Writing to a String does not fail.
+        let _ = write!(binds, "{comma}${}::{}[]", at + 1, sql_type(table.columns[column].kind));
+        let _ = write!(names, "{comma}c{}", at + 1);
+    }
+    format!("unnest({binds}) AS u({names})")
+}
+
+const fn sql_type(kind: ValueKind) -> &'static str {
+    match kind {
+        ValueKind::Bool => "bool",
+        ValueKind::I16 => "int2",
+        ValueKind::I32 => "int4",
+        ValueKind::I64 => "int8",
+        ValueKind::F32 => "float4",
+        ValueKind::F64 => "float8",
+        ValueKind::Text => "text",
+        ValueKind::Bytes => "bytea",
+        ValueKind::Uuid => "uuid",
+        ValueKind::Date => "date",
+        ValueKind::Timestamp => "timestamptz",
+    }
+}
+
+/// The value of the `nth` array, cast to the base type where the column asks for it.
+fn item(table: &TableMeta, column: usize, nth: usize) -> String {
+    let cast = table.columns[column].cast.map(|cast| format!("::{cast}")).unwrap_or_default();
+    format!("u.c{}{cast}", nth + 1)
+}
+
+fn column(table: &TableMeta, at: usize) -> String {
+    quoted(table.columns[at].name)
+}
+
+/// The name of a table as SQL, with its schema where the struct names one.
+pub(crate) fn quoted_name(table: &TableMeta) -> String {
+    let schema = table.schema.map(|schema| quoted(schema) + ".").unwrap_or_default();
+    schema + &quoted(table.name)
+}
+
+fn quoted(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+fn joined(parts: impl Iterator<Item = String>, separator: &str) -> String {
+    parts.collect::<Vec<_>>().join(separator)
+}
+
+/// The bits of a column set, in ascending order.
+fn bits(mask: u128) -> impl Iterator<Item = usize> {
+    (0..u128::BITS as usize).filter(move |&bit| mask >> bit & 1 == 1)
+}

@@ -1,0 +1,260 @@
+//! The target as users and the engine see it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use scriba_core::dead_letter::DeadLetter;
+use scriba_core::target::{
+    Control, DeadLetterFilter, DeadLetterStats, StoredProjection, Tables, TakeOver, TakeOverError, TakenOver, Target,
+    TargetError,
+};
+use scriba_core::{FailureClass, ProjectionId};
+use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, PgConnection, PgPool};
+use tokio::time::timeout;
+
+use crate::apply::PgCommitter;
+use crate::facts::FactsCache;
+use crate::lease::{PgControl, STATEMENT_TIMEOUT};
+use crate::names::Names;
+use crate::op::PgOp;
+use crate::sqlstate::target_error;
+use crate::{checkpoint, dead_letter, migrate, status};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The bound of what an owner may keep the server waiting for where no lease says when others may follow.
+const BOUND_WITHOUT_LEASE: Duration = Duration::from_secs(20);
+
+/// Postgres cuts longer names off.
+const LONGEST_APPLICATION_NAME: usize = 63;
+
+/// A Postgres database (14 or later) with read models and, beside them, the control tables of Scriba.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use scriba_target_postgres::PgTarget;
+///
+/// let pool = sqlx::PgPool::connect("postgres://localhost/shop").await?;
+/// let target = PgTarget::new(pool);
+/// target.migrate().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Connections
+/// The pool serves commands that read, such as the listing of dead letters. Every projection that runs commits over one
+/// connection of its own, and leases are kept over another; both are opened beside the pool with its connect options, so
+/// that the engine never waits for connections that handlers hold. Hooks of the pool (`after_connect`, `before_acquire`)
+/// do not run on them: settings that writes depend on belong in the connect options or the role. They carry start-up
+/// options (`statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout`, `tcp_user_timeout`, all
+/// shorter than the lease), which a pooler between here and the server has to let through; over a Unix socket the last
+/// one has no effect. The committing one calls itself `scriba <name> v<version>` in `pg_stat_activity`.
+#[derive(Clone, Debug)]
+pub struct PgTarget {
+    pool: PgPool,
+    names: Names,
+    #[cfg(feature = "test-switches")]
+    switch: Option<Switch>,
+}
+
+/// Faults that tests put in on purpose, to see that they are caught.
+#[cfg(feature = "test-switches")]
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switch {
+    /// A commit goes through whenever the stored watermark is below its own, whatever the commit number.
+    CommitNoSmallerThan,
+    /// A take-over keeps the epoch.
+    KeepEpoch,
+}
+
+impl PgTarget {
+    /// A target in the database of `pool`, with control tables named `scriba_…` where the search path finds them.
+    pub fn new(pool: PgPool) -> Self {
+        Self {
+            pool,
+            names: Names::default(),
+            #[cfg(feature = "test-switches")]
+            switch: None,
+        }
+    }
+
+    /// Puts the control tables into a schema. [`PgTarget::migrate`] creates it where it is missing.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.names.schema = Some(schema.into());
+        self
+    }
+
+    /// Starts the names of the control tables with something else than `scriba_`; at most 40 bytes.
+    #[must_use]
+    pub fn table_prefix(mut self, prefix: impl Into<String>) -> Self {
+        self.names.prefix = prefix.into();
+        self
+    }
+
+    /// Puts a fault in.
+    #[cfg(feature = "test-switches")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn switch(mut self, switch: Switch) -> Self {
+        self.switch = Some(switch);
+        self
+    }
+
+    /// Creates the control tables, brings them up to this library's version, and mends them where they are half
+    /// there. Any number of nodes may do so at once. Takes the rights to create tables and functions.
+    ///
+    /// # Errors
+    /// A failure of the database, or tables of a newer library.
+    pub async fn migrate(&self) -> Result<(), TargetError> {
+        migrate::up(&mut self.connect("scriba migrate", &[]).await?, &self.names).await
+    }
+
+    /// Drops the control tables: every checkpoint and every dead letter is lost. Read models stay.
+    ///
+    /// # Errors
+    /// A failure of the database.
+    pub async fn migrate_down(&self) -> Result<(), TargetError> {
+        migrate::down(&mut self.connect("scriba migrate", &[]).await?, &self.names).await
+    }
+
+    /// Writes the migrations as files into `dir`, named as `sqlx migrate` wants them and with this target's schema and
+    /// prefix in them, and answers their paths.
+    ///
+    /// # Errors
+    /// When a file cannot be written, or schema or prefix cannot be names.
+    pub fn export_migrations(&self, dir: impl AsRef<Path>) -> std::io::Result<Vec<PathBuf>> {
+        migrate::export(&self.names, dir.as_ref())
+    }
+
+    /// A connection beside the pool.
+    async fn connect(&self, application: &str, settings: &[(&str, String)]) -> Result<PgConnection, TargetError> {
+        let options = PgConnectOptions::clone(&self.pool.connect_options())
+            .application_name(application)
+            .options(settings.iter().map(|(name, value)| (*name, value.as_str())));
+        let what = format!("connecting to Postgres at {}:{}", options.get_host(), options.get_port());
+        match timeout(CONNECT_TIMEOUT, options.connect()).await {
+            Ok(connected) => connected.map_err(|error| target_error(&error, &what)),
+            Err(_) => Err(TargetError::new(
+                FailureClass::TransientServer,
+                format!("{what}: no answer within {CONNECT_TIMEOUT:?}"),
+            )),
+        }
+    }
+
+    #[cfg(feature = "test-switches")]
+    fn raise_epoch_by(&self) -> i64 {
+        i64::from(self.switch != Some(Switch::KeepEpoch))
+    }
+
+    #[cfg(not(feature = "test-switches"))]
+    #[expect(clippy::unused_self, reason = "the switch is a field")]
+    fn raise_epoch_by(&self) -> i64 {
+        1
+    }
+}
+
+#[async_trait]
+impl Target<PgOp> for PgTarget {
+    async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<PgOp>, TakeOverError> {
+        let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| request.lease * 2 / 3);
+        let mut conn = self.connect(&application_name(request.id), &committer_settings(bound)).await?;
+        let taken = checkpoint::take_over(&mut conn, &self.names, &request, self.raise_epoch_by()).await?;
+        let committer = PgCommitter {
+            id: request.id.clone(),
+            epoch: taken.checkpoint.epoch,
+            conn: Some(conn),
+            names: self.names.clone(),
+            facts: FactsCache::default(),
+            reset: false,
+            #[cfg(feature = "test-switches")]
+            switch: self.switch,
+        };
+        Ok(TakenOver {
+            checkpoint: taken.checkpoint,
+            source: taken.source,
+            created: taken.created,
+            committer: Box::new(committer),
+        })
+    }
+}
+
+#[async_trait]
+impl Tables for PgTarget {
+    async fn check(&self) -> Result<(), TargetError> {
+        let mut conn =
+            self.pool.acquire().await.map_err(|error| target_error(&error, "taking a connection from the pool"))?;
+        migrate::check(&mut conn, &self.names).await
+    }
+
+    async fn control(&self) -> Result<Box<dyn Control>, TargetError> {
+        let settings = [("statement_timeout", milliseconds(STATEMENT_TIMEOUT))];
+        let conn = self.connect("scriba control", &settings).await?;
+        Ok(Box::new(PgControl { conn, names: self.names.clone() }))
+    }
+
+    async fn stored(&self, id: &ProjectionId) -> Result<Option<StoredProjection>, TargetError> {
+        Ok(status::stored(&self.pool, &self.names, Some(id)).await?.pop())
+    }
+
+    async fn stored_all(&self) -> Result<Vec<StoredProjection>, TargetError> {
+        status::stored(&self.pool, &self.names, None).await
+    }
+
+    async fn dead_letters(&self, id: &ProjectionId, filter: &DeadLetterFilter) -> Result<Vec<DeadLetter>, TargetError> {
+        dead_letter::list(&self.pool, &self.names, id, filter).await
+    }
+
+    async fn dead_letter_stats(&self, id: &ProjectionId) -> Result<DeadLetterStats, TargetError> {
+        dead_letter::stats(&self.pool, &self.names, id).await
+    }
+}
+
+/// Settings of the committing connection. A frozen owner must not keep locks for longer than others wait for it, so all
+/// limits are below the lease. As start-up options they are what `RESET ALL` goes back to.
+fn committer_settings(bound: Duration) -> [(&'static str, String); 5] {
+    let bound = milliseconds(bound);
+    [
+        ("statement_timeout", bound.clone()),
+        ("lock_timeout", bound.clone()),
+        ("idle_in_transaction_session_timeout", bound.clone()),
+        ("tcp_user_timeout", bound),
+        ("default_transaction_isolation", "read committed".to_owned()),
+    ]
+}
+
+/// At least 1, since 0 would switch a limit off.
+fn milliseconds(duration: Duration) -> String {
+    duration.as_millis().clamp(1, i32::MAX as u128).to_string()
+}
+
+/// `scriba <name> v<version>`, with the name cut so that the version is seen.
+fn application_name(id: &ProjectionId) -> String {
+    let version = format!(" v{}", id.version);
+    let room = LONGEST_APPLICATION_NAME - "scriba ".len() - version.len();
+    let name: String =
+        id.name.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).take(room).collect();
+    format!("scriba {name}{version}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_application_name_fits_and_shows_the_version() {
+        assert_eq!(application_name(&"orders".into()), "scriba orders v1");
+        let long = application_name(&ProjectionId::new("é\0".repeat(100), u32::MAX));
+        assert_eq!(long.len(), LONGEST_APPLICATION_NAME);
+        assert!(long.starts_with("scriba ????") && long.ends_with(" v4294967295"), "{long}");
+    }
+
+    #[test]
+    fn no_limit_is_switched_off_by_a_tiny_or_a_huge_lease() {
+        assert_eq!(milliseconds(Duration::ZERO), "1");
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX.to_string());
+    }
+}

@@ -1,0 +1,9 @@
+use scriba_target_postgres::Table;
+
+#[derive(Table)]
+#[table(name = "orders")]
+struct OrderRow {
+
+}
+
+fn main() {}

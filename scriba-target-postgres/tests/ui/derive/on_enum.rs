@@ -1,0 +1,9 @@
+use scriba_target_postgres::Table;
+
+#[derive(Table)]
+#[table(name = "orders")]
+enum OrderRow {
+    Placed,
+}
+
+fn main() {}

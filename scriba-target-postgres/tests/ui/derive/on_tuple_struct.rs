@@ -1,0 +1,7 @@
+use scriba_target_postgres::Table;
+
+#[derive(Table)]
+#[table(name = "orders")]
+struct OrderRow(String);
+
+fn main() {}

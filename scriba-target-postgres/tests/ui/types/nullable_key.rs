@@ -1,0 +1,10 @@
+use scriba_target_postgres::Table;
+
+#[derive(Table)]
+#[table(name = "orders")]
+struct OrderRow {
+    #[table(key)]
+    order_id: Option<String>,
+}
+
+fn main() {}

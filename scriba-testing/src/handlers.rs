@@ -1,0 +1,312 @@
+//! Handlers tried without a pipeline: one alone, or a projection's on events up to a commit.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use futures_util::FutureExt as _;
+use scriba_core::checkpoint::{Counts, LastEvent};
+use scriba_core::dead_letter::{Failure, kind};
+use scriba_core::source::SourceIdentity;
+use scriba_core::target::{Batch, CommitError, Entry, TakeOver, TakeOverError, Target, Write};
+use scriba_core::{
+    EventId, EventMeta, EventType, Events, Handler, Outcome, Position, Projection, ProjectionId, RecordedEvent,
+    StreamId,
+};
+use serde::Serialize;
+
+use crate::memory_source::{after, json, recorded};
+
+/// An event for a handler: a type and a body are enough, everything else has a default.
+#[derive(Clone, Debug)]
+pub struct Given {
+    event: RecordedEvent,
+    /// Only where the test said one; otherwise the next free one is taken.
+    position: Option<Position>,
+    id: Option<EventId>,
+    attempt: u32,
+    replay: bool,
+}
+
+impl Given {
+    /// An event with a body serialised as JSON: a struct, or a `serde_json::json!` value.
+    ///
+    /// # Panics
+    /// When the body cannot be serialised.
+    pub fn event<B: Serialize>(event_type: impl Into<EventType>, body: &B) -> Self {
+        Self::raw(event_type, json(body))
+    }
+
+    /// An event with a body as it stands, such as one that is not JSON.
+    pub fn raw(event_type: impl Into<EventType>, body: impl Into<Bytes>) -> Self {
+        let event = recorded(Position::new(0), StreamId::from("test"), event_type.into(), body.into());
+        Self { event, position: None, id: None, attempt: 1, replay: false }
+    }
+
+    /// In this stream; `test` where nothing is said.
+    #[must_use]
+    pub fn stream(mut self, stream_id: impl Into<StreamId>) -> Self {
+        self.event.stream_id = stream_id.into();
+        self
+    }
+
+    /// At this position; the one after the event before where nothing is said.
+    #[must_use]
+    pub fn position(mut self, position: Position) -> Self {
+        self.position = Some(position);
+        self
+    }
+
+    /// With this id; `event-` and the position where nothing is said.
+    #[must_use]
+    pub fn id(mut self, id: impl Into<EventId>) -> Self {
+        self.id = Some(id.into());
+        self
+    }
+
+    /// With this number within its stream; none where nothing is said.
+    #[must_use]
+    pub fn revision(mut self, revision: u64) -> Self {
+        self.event.revision = Some(revision);
+        self
+    }
+
+    /// With metadata serialised as JSON; empty where nothing is said.
+    ///
+    /// # Panics
+    /// When it cannot be serialised.
+    #[must_use]
+    pub fn metadata<M: Serialize>(mut self, metadata: &M) -> Self {
+        self.event.metadata = json(metadata);
+        self
+    }
+
+    /// Recorded at this time; now where nothing is said.
+    #[must_use]
+    pub fn occurred_at(mut self, occurred_at: DateTime<Utc>) -> Self {
+        self.event.occurred_at = Some(occurred_at);
+        self
+    }
+
+    /// As the attempt of this number; the first where nothing is said.
+    #[must_use]
+    pub fn attempt(mut self, attempt: u32) -> Self {
+        self.attempt = attempt;
+        self
+    }
+
+    /// As in a replay, or not; not where nothing is said.
+    #[must_use]
+    pub fn replay(mut self, replay: bool) -> Self {
+        self.replay = replay;
+        self
+    }
+
+    fn meta(self, next: Position) -> EventMeta {
+        let mut event = self.event;
+        event.position = self.position.unwrap_or(next);
+        event.id = self.id.unwrap_or_else(|| EventId::from(format!("event-{}", event.position)));
+        let mut meta = EventMeta::new(event, self.replay);
+        meta.attempt = self.attempt;
+        meta
+    }
+}
+
+/// A recorded event as it is.
+impl From<RecordedEvent> for Given {
+    fn from(event: RecordedEvent) -> Self {
+        let (position, id) = (Some(event.position), Some(event.id.clone()));
+        Self { event, position, id, attempt: 1, replay: false }
+    }
+}
+
+/// Decodes an event as the engine does and calls the handler with it, once. No database, no runtime of Scriba's.
+///
+/// Not simulated: retries, the handler timeout, the filter by event type (an event of a type that the handler does not
+/// list is a failure to decode here and is not delivered there), parallelism, and everything that the operations
+/// do to a database.
+///
+/// # Errors
+/// What the dead letter would say: the body does not decode, the handler returns an error, or it panics.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use scriba_core::{EventMeta, Handler, HandlerResult, Outcome, RawEvent};
+/// use scriba_testing::{Given, handle};
+///
+/// struct Lengths;
+///
+/// impl Handler for Lengths {
+///     type Event = RawEvent;
+///     type Op = usize;
+///
+///     async fn handle(&self, event: RawEvent, _: &EventMeta) -> HandlerResult<usize> {
+///         Ok(event.0.data.len().into())
+///     }
+/// }
+///
+/// let outcome = handle(&Lengths, Given::event("Deposited", &[1, 2])).await.unwrap();
+/// assert_eq!(outcome, Outcome::from(5));
+/// # });
+/// ```
+pub async fn handle<H: Handler>(handler: &H, event: impl Into<Given>) -> Result<Outcome<H::Op>, Failure> {
+    call(handler, &event.into().meta(Position::new(0))).await
+}
+
+/// What became of the events given to [`project`], each part in the order of positions.
+#[derive(Debug)]
+pub struct Projected<Op> {
+    /// Events whose operations are in the read model, with the operations.
+    pub applied: Vec<(EventMeta, Outcome<Op>)>,
+    /// Events that the handler skipped, or of a type that it does not list.
+    pub skipped: Vec<EventMeta>,
+    /// Events that would be retried and in the end dead-lettered. They left nothing in the target.
+    pub failed: Vec<Failed>,
+}
+
+/// An event whose handler failed.
+#[derive(Debug)]
+pub struct Failed {
+    /// The event.
+    pub meta: EventMeta,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// Why nothing was committed by [`project`].
+#[derive(Debug, thiserror::Error)]
+pub enum ProjectError {
+    /// The target could not be taken over.
+    #[error("the target could not be taken over: {0}")]
+    TakeOver(#[from] TakeOverError),
+    /// The target refused the commit.
+    #[error("the commit failed: {0}")]
+    Commit(#[from] CommitError),
+    /// An event stands where everything is accounted for already.
+    #[error(
+        "the event at position {position} is not above {before}, up to which everything is accounted for: \
+         give it a higher position, or none"
+    )]
+    Position {
+        /// Of the event.
+        position: Position,
+        /// The watermark of the target, or the event before.
+        before: Position,
+    },
+}
+
+/// Runs a projection's handlers on events, one after another, and commits what they return in one transaction of a real
+/// target, with no pipeline. Called again, it goes on after the events before.
+///
+/// Not simulated: retries and the handler timeout (a failure is handed back after one attempt and never dead-lettered,
+/// though the watermark passes it), parallelism, the splitting into batches, lease and fencing between nodes, a source.
+/// It takes the projection over, so whoever runs it on the same tables is fenced off.
+///
+/// # Errors
+/// When the target fails or a position does not rise. Nothing is committed then.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// use scriba_core::{EventMeta, Handler, HandlerResult, Position, Projection, RawEvent};
+/// use scriba_testing::{Given, MemoryTarget, project};
+///
+/// struct Lengths;
+///
+/// impl Projection for Lengths {
+///     const NAME: &'static str = "lengths";
+/// }
+///
+/// impl Handler for Lengths {
+///     type Event = RawEvent;
+///     type Op = usize;
+///
+///     async fn handle(&self, event: RawEvent, _: &EventMeta) -> HandlerResult<usize> {
+///         Ok(event.0.data.len().into())
+///     }
+/// }
+///
+/// let target = MemoryTarget::new();
+/// let events = [Given::event("Deposited", &5), Given::event("Deposited", &12).stream("account-2")];
+/// let projected = project(&Lengths, &target, events).await.unwrap();
+/// assert_eq!(projected.applied.len(), 2);
+/// assert_eq!(target.applied("lengths"), [(Position::new(0), 1), (Position::new(1), 2)]);
+/// # });
+/// ```
+pub async fn project<P, T, E>(projection: &P, target: &T, events: E) -> Result<Projected<P::Op>, ProjectError>
+where
+    P: Projection + Handler,
+    T: Target<P::Op> + ?Sized,
+    E: IntoIterator<Item: Into<Given>>,
+{
+    let id = ProjectionId::of::<P>();
+    let source = SourceIdentity { kind: "given".to_owned(), fingerprint: "handler test".to_owned() };
+    let request = TakeOver {
+        id: &id,
+        owner: None,
+        lease: Duration::ZERO,
+        initial: None,
+        source: &source,
+        event_types: P::Event::event_types(),
+    };
+    let mut taken = target.take_over(request).await?;
+
+    let mut projected = Projected { applied: Vec::new(), skipped: Vec::new(), failed: Vec::new() };
+    let mut entries = Vec::new();
+    let mut last = None;
+    let mut watermark = taken.checkpoint.watermark;
+    for event in events {
+        let meta = event.into().meta(Position::new(after(watermark)));
+        let position = meta.position;
+        if let Some(before) = watermark.filter(|before| position <= *before) {
+            return Err(ProjectError::Position { position, before });
+        }
+        watermark = Some(position);
+        last = Some(LastEvent { position, id: meta.id.clone() });
+        let listed = P::Event::event_types().is_none_or(|types| types.contains(&meta.event_type.as_str()));
+        if !listed {
+            projected.skipped.push(meta);
+            continue;
+        }
+        match call(projection, &meta).await {
+            Ok(outcome) if outcome.is_skip() => projected.skipped.push(meta),
+            Ok(outcome) => entries.push(Entry { meta, write: Write::Apply(outcome) }),
+            Err(failure) => projected.failed.push(Failed { meta, failure }),
+        }
+    }
+    let (Some(last), Some(watermark)) = (last, watermark) else { return Ok(projected) };
+    let counts = Counts { applied: entries.len() as u64, skipped: projected.skipped.len() as u64, dead_lettered: 0 };
+    let advance = taken.checkpoint.advance(watermark, Some(last), counts);
+    let batch = Batch { id, advance, entries };
+    taken.committer.commit(&batch).await?;
+    projected.applied.extend(batch.entries.into_iter().filter_map(|entry| match entry.write {
+        Write::Apply(outcome) => Some((entry.meta, outcome)),
+        Write::DeadLetter(_) => None,
+    }));
+    Ok(projected)
+}
+
+async fn call<H: Handler>(handler: &H, meta: &EventMeta) -> Result<Outcome<H::Op>, Failure> {
+    let failure = |kind: &str, message: String, detail: &str| {
+        Err(Failure { kind: kind.to_owned(), message, detail: detail.to_owned(), attempts: meta.attempt })
+    };
+    let handled = AssertUnwindSafe(async {
+        let event = H::Event::decode(meta.event())?;
+        Ok(handler.handle(event, meta).await)
+    });
+    match handled.catch_unwind().await {
+        Ok(Ok(Ok(outcome))) => Ok(outcome),
+        Ok(Ok(Err(error))) => failure(error.kind(), error.message().to_owned(), error.detail()),
+        Ok(Err(error)) => {
+            let error: scriba_core::DecodeError = error;
+            failure(kind::DECODE, error.to_string(), "")
+        }
+        Err(panic) => failure(kind::PANIC, panic_message(&*panic), ""),
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic with a value that is no text").to_owned()
+}
