@@ -56,12 +56,21 @@ impl BankEvent {
         })
     }
 
-    /// What the event does to balances: the account, and the cents to add.
-    pub fn change(&self) -> (i64, i64) {
+    /// The account it is about.
+    pub fn account(&self) -> i64 {
         match self {
-            Self::AccountOpened(opened) => (opened.account, 0),
-            Self::Deposited(deposited) => (deposited.account, deposited.cents),
-            Self::Withdrawn(withdrawn) => (withdrawn.account, -withdrawn.cents),
+            Self::AccountOpened(opened) => opened.account,
+            Self::Deposited(deposited) => deposited.account,
+            Self::Withdrawn(withdrawn) => withdrawn.account,
+        }
+    }
+
+    /// What it adds to the account's balance; `None` where it opens the account.
+    pub fn cents(&self) -> Option<i64> {
+        match self {
+            Self::AccountOpened(_) => None,
+            Self::Deposited(deposited) => Some(deposited.cents),
+            Self::Withdrawn(withdrawn) => Some(-withdrawn.cents),
         }
     }
 }

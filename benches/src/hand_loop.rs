@@ -128,20 +128,35 @@ struct Batch {
     watermark: i64,
     last_event_id: Uuid,
     events: usize,
-    statements: Vec<Columns>,
+    statements: Vec<Wave>,
 }
 
-/// The rows of one statement, sorted by account, each account once.
+/// The rows of one statement: no account twice, so that the order inside the statement says nothing.
+#[derive(Default)]
+struct Wave {
+    opened: Columns,
+    added: Columns,
+}
+
+/// Accounts in ascending order, with cents.
 #[derive(Default)]
 struct Columns {
     accounts: Vec<i64>,
     cents: Vec<i64>,
 }
 
-impl Columns {
-    fn push(&mut self, (account, cents): (i64, i64)) {
-        self.accounts.push(account);
-        self.cents.push(cents);
+/// What an event does to a balance.
+struct Change {
+    account: i64,
+    /// `None` opens the account.
+    cents: Option<i64>,
+}
+
+impl Wave {
+    fn push(&mut self, account: i64, opens: bool, cents: i64) {
+        let columns = if opens { &mut self.opened } else { &mut self.added };
+        columns.accounts.push(account);
+        columns.cents.push(cents);
     }
 }
 
@@ -149,9 +164,10 @@ impl Columns {
 async fn build(read: &mut mpsc::Receiver<Vec<ReadEvent>>, adds: Adds) -> Option<Batch> {
     let page = read.recv().await?;
     let last = page.last()?;
-    let mut changes: Vec<(i64, i64)> = page.iter().map(|read| read.event.change()).collect();
+    let change = |read: &ReadEvent| Change { account: read.event.account(), cents: read.event.cents() };
+    let mut changes: Vec<Change> = page.iter().map(change).collect();
     // Stable, so that the changes of one account stay in order.
-    changes.sort_by_key(|(account, _)| *account);
+    changes.sort_by_key(|change| change.account);
     let statements = match adds {
         Adds::Merged => vec![merged(&changes)],
         Adds::Waves => waves(&changes),
@@ -159,25 +175,23 @@ async fn build(read: &mut mpsc::Receiver<Vec<ReadEvent>>, adds: Adds) -> Option<
     Some(Batch { watermark: last.position, last_event_id: last.id, events: page.len(), statements })
 }
 
-fn merged(changes: &[(i64, i64)]) -> Columns {
-    let mut columns = Columns::default();
-    for change in changes {
-        match (columns.accounts.last(), columns.cents.last_mut()) {
-            (Some(account), Some(cents)) if *account == change.0 => *cents += change.1,
-            _ => columns.push(*change),
-        }
+fn merged(changes: &[Change]) -> Wave {
+    let mut wave = Wave::default();
+    for of_account in changes.chunk_by(|a, b| a.account == b.account) {
+        let sum = of_account.iter().filter_map(|change| change.cents).sum();
+        wave.push(of_account[0].account, of_account[0].cents.is_none(), sum);
     }
-    columns
+    wave
 }
 
-fn waves(changes: &[(i64, i64)]) -> Vec<Columns> {
-    let mut waves: Vec<Columns> = Vec::new();
-    for changes_of_account in changes.chunk_by(|a, b| a.0 == b.0) {
-        for (wave, change) in changes_of_account.iter().enumerate() {
-            if wave == waves.len() {
-                waves.push(Columns::default());
+fn waves(changes: &[Change]) -> Vec<Wave> {
+    let mut waves: Vec<Wave> = Vec::new();
+    for of_account in changes.chunk_by(|a, b| a.account == b.account) {
+        for (number, change) in of_account.iter().enumerate() {
+            if number == waves.len() {
+                waves.push(Wave::default());
             }
-            waves[wave].push(*change);
+            waves[number].push(change.account, change.cents.is_none(), change.cents.unwrap_or(0));
         }
     }
     waves
@@ -209,10 +223,19 @@ impl Committer {
             self.epoch, self.commit_no, batch.watermark, batch.last_event_id, batch.events
         );
         let mut transaction = self.connection.begin_with(AssertSqlSafe(begin)).await?;
-        for columns in &batch.statements {
-            let add = "INSERT INTO balances AS b (account, cents) SELECT * FROM unnest($1::int8[], $2::int8[])
-                       ON CONFLICT (account) DO UPDATE SET cents = b.cents + excluded.cents";
-            sqlx::query(add).bind(&columns.accounts).bind(&columns.cents).execute(&mut *transaction).await?;
+        for Wave { opened, added } in &batch.statements {
+            // An UPDATE, since an upsert locks each row in a step of its own, and that costs half as much again.
+            let write = "WITH opened AS (
+                             INSERT INTO balances (account, cents) SELECT * FROM unnest($1::int8[], $2::int8[])
+                         )
+                         UPDATE balances AS b SET cents = b.cents + added.cents
+                         FROM unnest($3::int8[], $4::int8[]) AS added (account, cents)
+                         WHERE b.account = added.account";
+            let query = sqlx::query(write).bind(&opened.accounts).bind(&opened.cents);
+            let query = query.bind(&added.accounts).bind(&added.cents);
+            if query.execute(&mut *transaction).await?.rows_affected() != added.accounts.len() as u64 {
+                return Err("a deposit or withdrawal of an account that was not opened".into());
+            }
         }
         transaction.commit().await?;
         self.commit_no += 1;

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use proc_macro2::TokenStream;
-use quote::{ToTokens, quote, quote_spanned};
+use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, ExprPath, Fields, Ident, LitStr, Path, Result, Type, Variant};
 
+use crate::at;
 use crate::options::{BARE, Known, Options};
 
 const ENUM_KNOWN: &[Known] = &[Known::once("crate", "crate = \"path\"")];
@@ -30,8 +31,8 @@ enum Body<'a> {
     Ignored,
     /// JSON of this type.
     Json(&'a Type),
-    /// What this function makes of the event.
-    Upcast(ExprPath),
+    /// What this function makes of the event, of this type.
+    Upcast(&'a Type, ExprPath),
 }
 
 pub(crate) fn derive(input: &DeriveInput) -> Result<TokenStream> {
@@ -94,7 +95,7 @@ impl<'a> Event<'a> {
             }
         };
         let body = match (body, options.path("upcast")?) {
-            (Body::Json(_), Some(function)) => Body::Upcast(function),
+            (Body::Json(ty), Some(function)) => Body::Upcast(ty, function),
             (Body::Ignored, Some(function)) => {
                 let name = &variant.ident;
                 let problem = format!(
@@ -112,24 +113,28 @@ impl<'a> Event<'a> {
         let decoded = match body {
             Body::Ignored => quote!(::core::result::Result::Ok(Self::#variant)),
             Body::Json(ty) => {
-                let read = quote_spanned!(ty.span()=> #krate::__private::serde_json::from_slice::<#ty>(&event.data));
-                wrapped(krate, variant, &read)
+                let read = quote_spanned!(at(ty.span())=> #krate::__private::serde_json::from_slice(&event.data));
+                body_or_error(krate, variant, ty, &read)
             }
-            Body::Upcast(function) => wrapped(krate, variant, &quote_spanned!(function.span()=> #function(event))),
+            Body::Upcast(ty, function) => {
+                body_or_error(krate, variant, ty, &quote_spanned!(at(function.span())=> #function(event)))
+            }
         };
         quote!(#(#types)|* => #decoded,)
     }
 }
 
-fn wrapped(krate: &Path, variant: &Ident, body: &impl ToTokens) -> TokenStream {
-    quote! {
-        match #body {
+fn body_or_error(krate: &Path, variant: &Ident, ty: &Type, body: &TokenStream) -> TokenStream {
+    quote! {{
+        // The type stands here so that an error points to what the user wrote, not to the derive.
+        let body: ::core::result::Result<#ty, _> = #body;
+        match body {
             ::core::result::Result::Ok(body) => ::core::result::Result::Ok(Self::#variant(body)),
             ::core::result::Result::Err(error) => {
                 ::core::result::Result::Err(#krate::DecodeError::new(&event.event_type, error))
             }
         }
-    }
+    }}
 }
 
 fn check_types(events: &[Event<'_>]) -> Result<()> {

@@ -121,6 +121,12 @@ pub fn table(input: TokenStream) -> TokenStream {
     expand(table::derive(&parse_macro_input!(input as DeriveInput)))
 }
 
+/// A span that shows where the user wrote something, with names that mean what they mean in the derive: the user's code may
+/// itself come out of a macro, where `self` is another one.
+fn at(user: proc_macro2::Span) -> proc_macro2::Span {
+    proc_macro2::Span::call_site().located_at(user)
+}
+
 fn expand(result: syn::Result<proc_macro2::TokenStream>) -> TokenStream {
     result.unwrap_or_else(syn::Error::into_compile_error).into()
 }

@@ -26,7 +26,8 @@ pub(crate) fn derive(input: &DeriveInput) -> Result<TokenStream> {
         Some(version) => match version.base10_parse::<u32>() {
             Ok(number) if number > 0 => number,
             _ => {
-                let problem = format!("versions run from 1 to {}: leave `version` out for version 1", u32::MAX);
+                let problem =
+                    format!("versions run from 1 to {}: write version = 1, or leave it out, for the first", u32::MAX);
                 return Err(Error::new(version.span(), problem));
             }
         },

@@ -8,6 +8,7 @@ use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::{Data, DataStruct, DeriveInput, Error, Field, Fields, Ident, LitStr, Path, Result, Type};
 
+use crate::at;
 use crate::options::{Known, Options};
 
 const STRUCT_KNOWN: &[Known] = &[
@@ -56,7 +57,9 @@ pub(crate) fn derive(input: &DeriveInput) -> Result<TokenStream> {
     let constants = constants(input, &krate, &columns);
     let checks = columns.iter().map(|column| column.checks(&krate));
     let metas = columns.iter().map(|column| column.meta(&krate));
-    let fields = columns.iter().map(|column| column.field);
+    let values = columns
+        .iter()
+        .map(|Column { field, ty, .. }| quote_spanned!(at(ty.span())=> #krate::PgValue::into_value(self.#field)));
     let schema = option(schema.as_ref());
     let key_indexes = columns.iter().enumerate().filter(|(_, column)| column.key).map(|(index, _)| index);
     let key_types: Vec<_> = columns.iter().filter(|column| column.key).map(|column| column.ty).collect();
@@ -82,7 +85,7 @@ pub(crate) fn derive(input: &DeriveInput) -> Result<TokenStream> {
             type Key = #key;
 
             fn into_values(self) -> ::std::boxed::Box<[#krate::Value]> {
-                ::std::boxed::Box::new([#(#krate::PgValue::into_value(self.#fields)),*])
+                ::std::boxed::Box::new([#(#values),*])
             }
 
             fn key_values(key: Self::Key) -> ::std::boxed::Box<[#krate::Value]> {
@@ -157,10 +160,7 @@ impl<'a> Column<'a> {
 
     fn meta(&self, krate: &Path) -> TokenStream {
         let Self { ty, name, .. } = self;
-        let cast = match &self.cast {
-            Some(cast) => option(Some(cast)),
-            None => quote!(<#ty as #krate::PgValue>::CAST),
-        };
+        let cast = self.cast.as_ref().map_or_else(|| quote!(<#ty as #krate::PgValue>::CAST), |cast| option(Some(cast)));
         quote_spanned! {ty.span()=>
             #krate::ColumnMeta { name: #name, kind: <#ty as #krate::PgValue>::KIND, cast: #cast }
         }
@@ -190,10 +190,8 @@ impl<'a> Column<'a> {
 }
 
 fn option(literal: Option<&LitStr>) -> TokenStream {
-    match literal {
-        Some(literal) => quote!(::core::option::Option::Some(#literal)),
-        None => quote!(::core::option::Option::None),
-    }
+    literal
+        .map_or_else(|| quote!(::core::option::Option::None), |literal| quote!(::core::option::Option::Some(#literal)))
 }
 
 fn check_name(literal: &LitStr) -> Result<()> {

@@ -15,17 +15,8 @@ use crate::sql;
 const NAMED: usize = 3;
 
 /// Virtual transaction, process, application, name of a prepared transaction, user, address, state, seconds open, blocked by.
-type Holder = (
-    String,
-    Option<i32>,
-    String,
-    Option<String>,
-    String,
-    Option<String>,
-    Option<String>,
-    Option<i64>,
-    Vec<i32>,
-);
+type Holder =
+    (String, Option<i32>, String, Option<String>, String, Option<String>, Option<String>, Option<i64>, Vec<i32>);
 
 /// Names those that may own `missing`, the oldest first. Empty where they have just ended.
 pub(crate) async fn describe(

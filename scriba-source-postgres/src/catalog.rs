@@ -4,7 +4,7 @@ use chrono::{DateTime, Utc};
 use scriba_core::source::SourceError;
 use sqlx::postgres::PgConnection;
 use sqlx::postgres::types::Oid;
-use sqlx::{Connection, query_as, query_scalar};
+use sqlx::{query, query_as, query_scalar};
 
 use crate::error::answer;
 use crate::log::PgLog;
@@ -52,13 +52,14 @@ impl Role {
 
     fn kind(self, type_name: &str, is_enum: bool) -> Option<Kind> {
         Some(match (self, type_name) {
-            (Self::Position, "bigint" | "integer") => Kind::Integer,
-            (Self::Id | Self::Number, "bigint" | "integer" | "smallint") => Kind::Integer,
+            (Self::Position | Self::Id | Self::Number, "bigint" | "integer")
+            | (Self::Id | Self::Number, "smallint") => Kind::Integer,
             (Self::Id, "uuid") => Kind::Uuid,
-            (Self::Id | Self::Type | Self::Body, "text" | "character varying") => Kind::Plain,
-            (Self::Type, _) if is_enum => Kind::Enum,
-            (Self::Body, "json" | "bytea") => Kind::Plain,
+            (Self::Id | Self::Type | Self::Body, "text" | "character varying") | (Self::Body, "json" | "bytea") => {
+                Kind::Plain
+            }
             (Self::Body, "jsonb") => Kind::Jsonb,
+            (Self::Type, _) if is_enum => Kind::Enum,
             (Self::Time, "timestamp with time zone") => Kind::Time,
             _ => return None,
         })
@@ -100,7 +101,7 @@ pub(crate) struct Catalog {
     standby: bool,
 }
 
-type TableRow = (Oid, String, String, String, bool, DateTime<Utc>, String, String, bool);
+type TableRow = (Oid, String, String, String, bool, DateTime<Utc>, String, String, bool, bool);
 type SequenceRow = (Oid, String, Option<i64>, Option<i64>, Option<bool>, String, Option<i64>, Option<i64>, String);
 
 impl Catalog {
@@ -110,9 +111,14 @@ impl Catalog {
     /// `Unusable` where the table does not fit the settings, or events of it could be missed.
     pub(crate) async fn read(log: &PgLog, connection: &mut PgConnection) -> Result<Self, SourceError> {
         let identifier = sql::table(log.schema.as_deref(), &log.table);
-        let looked_up: Option<TableRow> =
-            answer(&log.name(), "look up the table", query_as(sql::TABLE).bind(&identifier).fetch_optional(&mut *connection)).await?;
-        let Some((oid, schema, table, relkind, standby, boot, database, role, subscribed)) = looked_up else {
+        let looked_up: Option<TableRow> = answer(
+            &log.name(),
+            "look up the table",
+            query_as(sql::TABLE).bind(&identifier).fetch_optional(&mut *connection),
+        )
+        .await?;
+        let Some((oid, schema, table, relkind, standby, boot, database, role, no_encoding, subscribed)) = looked_up
+        else {
             return Err(SourceError::unusable(format!(
                 "event log {identifier}: there is no such table: create it, or name schema and table as the catalogue has them (case matters; without a schema the search path decides)"
             )));
@@ -129,6 +135,9 @@ impl Catalog {
             return Err(refuse(format!(
                 "it is {what}, which has no sequence that shows open appends: name the table that events are inserted into"
             )));
+        }
+        if no_encoding {
+            answer(&name, "set the encoding", query(sql::BYTES_AS_THEY_ARE).execute(&mut *connection)).await?;
         }
         if subscribed {
             return Err(refuse(
@@ -176,7 +185,8 @@ impl Catalog {
         let sequence = find_sequence(log, connection, oid, &name).await?;
         let texts = Texts::new(&sql::table(Some(&schema), &table), columns, event_type == Kind::Enum);
         let lowest: Option<i64> =
-            answer(&name, "read the lowest position", query_scalar(texts.tail.clone()).fetch_one(&mut *connection)).await?;
+            answer(&name, "read the lowest position", query_scalar(texts.tail.clone()).fetch_one(&mut *connection))
+                .await?;
         if let Some(lowest) = lowest.filter(|lowest| *lowest < 0) {
             return Err(refuse(format!(
                 "there is an event at position {lowest}, and positions run from 0: renumber the events below 0"
@@ -194,7 +204,8 @@ impl Catalog {
     /// Which store and table this is, stable over restarts and the same for every role.
     pub(crate) async fn fingerprint(&self, connection: &mut PgConnection) -> Result<String, SourceError> {
         let (system, database): (Option<i64>, Oid) =
-            answer(&self.name, "read the system identifier", query_as(sql::SYSTEM_IDENTIFIER).fetch_one(connection)).await?;
+            answer(&self.name, "read the system identifier", query_as(sql::SYSTEM_IDENTIFIER).fetch_one(connection))
+                .await?;
         let system = match system {
             Some(system) => format!("system {}", system.cast_unsigned()),
             // A server that keeps its identifier to itself still numbers its databases.
@@ -206,7 +217,8 @@ impl Catalog {
     /// Refuses to go on from a position that this store has not reached: it was restored, or is another.
     pub(crate) async fn refuse_below(&self, connection: &mut PgConnection, after: i64) -> Result<(), SourceError> {
         let head: Option<i64> =
-            answer(&self.name, "read the head", query_scalar(self.texts.head.clone()).fetch_one(&mut *connection)).await?;
+            answer(&self.name, "read the head", query_scalar(self.texts.head.clone()).fetch_one(&mut *connection))
+                .await?;
         if head >= Some(after) {
             return Ok(());
         }
@@ -267,7 +279,8 @@ async fn find_sequence(
             answer(name, doing, query_as(sql::SEQUENCE_BY_NAME).bind(sequence).fetch_all(connection)).await?
         }
         None => {
-            answer(name, doing, query_as(sql::SEQUENCE_BY_COLUMN).bind(table).bind(column).fetch_all(connection)).await?
+            answer(name, doing, query_as(sql::SEQUENCE_BY_COLUMN).bind(table).bind(column).fetch_all(connection))
+                .await?
         }
     };
     let (oid, sequence, step, cache, cycle, persistence, lowest, start) = match (found.as_slice(), &log.sequence) {
@@ -279,8 +292,12 @@ async fn find_sequence(
                 "column {column:?} draws from no sequence that the catalogue knows, so open appends cannot be seen: if the application draws its numbers from one, in the transaction that inserts the event, name it with PgLog::sequence"
             )));
         }
-        ([], Some(sequence)) => return Err(refuse(format!("there is no sequence {sequence}: name it as in SQL, with its schema"))),
-        ([other], _) => return Err(refuse(format!("{} is no sequence: name the one that {column:?} is drawn from", other.1))),
+        ([], Some(sequence)) => {
+            return Err(refuse(format!("there is no sequence {sequence}: name it as in SQL, with its schema")));
+        }
+        ([other], _) => {
+            return Err(refuse(format!("{} is no sequence: name the one that {column:?} is drawn from", other.1)));
+        }
         (several, _) => {
             let names: Vec<_> = several.iter().map(|row| row.1.as_str()).collect();
             return Err(refuse(format!(

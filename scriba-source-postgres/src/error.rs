@@ -9,7 +9,7 @@ use scriba_core::{FailureClass, classify, sqlstate};
 use sqlx::Error;
 
 /// Longer than any statement here should take, so that a connection whose other end is gone ends the subscription.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+const ANSWER_WITHIN: Duration = Duration::from_mins(1);
 
 /// Waits for the answer to something asked of the database, not for ever.
 pub(crate) async fn answer<T>(
@@ -53,6 +53,9 @@ fn remedy(code: &str) -> Option<&'static str> {
         sqlstate::INSUFFICIENT_PRIVILEGE => "grant USAGE on the schema and SELECT on the table to the role of the pool",
         _ if code.starts_with("42") => "the table does not fit the settings of this log: compare its columns with them",
         _ if code.starts_with("28") => "correct the user or password in the connection options of the pool",
+        _ if code.starts_with("22") => {
+            "a text in the log cannot be read as UTF-8: correct it, or keep it in a bytea column"
+        }
         "3D000" => "correct the database in the connection options of the pool",
         _ => return None,
     })

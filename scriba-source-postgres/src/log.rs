@@ -1,6 +1,5 @@
 //! The settings of a log, and the source's port.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -39,7 +38,8 @@ pub(crate) struct Columns {
 /// catalogue, case and all, without quotes.
 #[derive(Clone, Debug)]
 pub struct PgLog {
-    connect: Arc<PgConnectOptions>,
+    /// Asked for its options at each connection, since they may change (passwords do).
+    pool: PgPool,
     pub(crate) schema: Option<String>,
     pub(crate) table: String,
     pub(crate) columns: Columns,
@@ -54,7 +54,7 @@ impl PgLog {
     /// nothing is looked up before it is used. Columns for metadata, time and revision are read where they are named.
     pub fn new(pool: PgPool, table: impl Into<String>) -> Self {
         Self {
-            connect: pool.connect_options(),
+            pool,
             schema: None,
             table: table.into(),
             columns: Columns {
@@ -198,7 +198,7 @@ impl PgLog {
 
     /// Options for connections of the source's own.
     pub(crate) fn connect_options(&self, application: &str) -> PgConnectOptions {
-        PgConnectOptions::clone(&self.connect).application_name(application)
+        PgConnectOptions::clone(&self.pool.connect_options()).application_name(application)
     }
 
     async fn open(&self, application: &str) -> Result<(PgConnection, Catalog), SourceError> {

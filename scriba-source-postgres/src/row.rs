@@ -130,7 +130,9 @@ fn body(value: &PgValueRef<'_>, kind: Kind) -> Result<Bytes, SourceError> {
     Ok(match (kind, bytes) {
         (Kind::Jsonb, [1, text @ ..]) => Bytes::copy_from_slice(text),
         (Kind::Jsonb, [version, ..]) => {
-            return Err(SourceError::unusable(format!("jsonb comes in version {version}; only version 1 is known: read the column as json or text")));
+            return Err(SourceError::unusable(format!(
+                "jsonb comes in version {version}; only version 1 is known: read the column as json or text"
+            )));
         }
         (_, bytes) => Bytes::copy_from_slice(bytes),
     })
@@ -165,6 +167,9 @@ mod tests {
     fn infinite_times_are_none() {
         assert_eq!(time(&i64::MAX.to_be_bytes()), None);
         assert_eq!(time(&i64::MIN.to_be_bytes()), None);
-        assert_eq!(time(&0_i64.to_be_bytes()).map(|time| time.to_rfc3339()).as_deref(), Some("2000-01-01T00:00:00+00:00"));
+        assert_eq!(
+            time(&0_i64.to_be_bytes()).map(|time| time.to_rfc3339()).as_deref(),
+            Some("2000-01-01T00:00:00+00:00")
+        );
     }
 }

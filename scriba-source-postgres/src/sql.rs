@@ -26,10 +26,14 @@ pub(crate) fn table(schema: Option<&str>, table: &str) -> String {
 pub(crate) const TABLE: &str = "
     select c.oid, n.nspname::text, c.relname::text, c.relkind::text,
            pg_is_in_recovery(), pg_postmaster_start_time(), current_database()::text, current_user::text,
+           getdatabaseencoding() = 'SQL_ASCII',
            exists (with recursive part(oid) as (select c.oid union select i.inhrelid from pg_inherits i join part p on i.inhparent = p.oid)
                    select from pg_subscription_rel r join part on r.srrelid = part.oid)
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where c.oid = to_regclass($1)";
+
+/// In a database without an encoding texts are any bytes, which the server refuses to send as UTF-8.
+pub(crate) const BYTES_AS_THEY_ARE: &str = "set client_encoding = 'SQL_ASCII'";
 
 /// The columns of the table `$1`, domains as what they are made of.
 pub(crate) const COLUMNS: &str = "
@@ -48,9 +52,8 @@ macro_rules! sequence {
 }
 
 /// The sequence by `$1`, a name as in SQL.
-pub(crate) const SEQUENCE_BY_NAME: &str = sequence!(
-    "pg_class s left join pg_sequence q on q.seqrelid = s.oid where s.oid = to_regclass($1)"
-);
+pub(crate) const SEQUENCE_BY_NAME: &str =
+    sequence!("pg_class s left join pg_sequence q on q.seqrelid = s.oid where s.oid = to_regclass($1)");
 
 /// The sequences that the default or identity of the column `$2` of the table `$1` draws from.
 pub(crate) const SEQUENCE_BY_COLUMN: &str = sequence!(

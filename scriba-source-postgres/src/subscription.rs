@@ -190,11 +190,7 @@ impl PgSubscription {
     }
 
     /// Only some types: the gaps between them mean nothing, so it reads up to where everything is final.
-    async fn look_at_types(
-        &mut self,
-        types: &'static [&'static str],
-        demand: Demand,
-    ) -> Result<Look, SourceError> {
+    async fn look_at_types(&mut self, types: &'static [&'static str], demand: Demand) -> Result<Look, SourceError> {
         let fresh = self.frontier.settled() <= self.cursor;
         if fresh {
             self.probe().await?;
@@ -232,7 +228,9 @@ impl PgSubscription {
 
     /// Gathers evidence. It judges only what later statements show.
     async fn probe(&mut self) -> Result<(), SourceError> {
-        let asked = query_as(self.catalog.texts.probe.clone()).bind(vec![self.catalog.sequence.oid]).fetch_one(&mut self.connection);
+        let asked = query_as(self.catalog.texts.probe.clone())
+            .bind(vec![self.catalog.sequence.oid])
+            .fetch_one(&mut self.connection);
         let (highest, holders, canary, boot, replica): Evidence =
             answer(&self.catalog.name, "look for open appends", asked).await?;
         self.same_server(boot, replica)?;
@@ -290,7 +288,10 @@ impl PgSubscription {
             return Err(standby(&self.catalog.name));
         }
         if boot != self.catalog.boot {
-            return Err(SourceError::ended(format!("event log {}: the server was restarted, or is another one", self.catalog.name)));
+            return Err(SourceError::ended(format!(
+                "event log {}: the server was restarted, or is another one",
+                self.catalog.name
+            )));
         }
         Ok(())
     }
@@ -339,7 +340,9 @@ impl PgSubscription {
         for (at, position) in passed {
             let age = self.held.filter(|held| held.at == *at).map(|held| held.since.elapsed()).unwrap_or_default();
             let ends = (Position::from_i64(self.behind(*at)), Position::from_i64(position.saturating_sub(1)));
-            if let (Ok(from), Ok(to)) = ends && from <= to {
+            if let (Ok(from), Ok(to)) = ends
+                && from <= to
+            {
                 self.telemetry.gap_passed(&GapPassed { from, to, age, evidence: "no_holder" });
             }
         }

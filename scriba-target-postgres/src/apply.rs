@@ -17,7 +17,7 @@ use crate::op::PgOp;
 use crate::sqlstate::{
     CHECKPOINT_MOVED, postgres_error, refused_by_server, structural_unless_transient, target_error, to_i64,
 };
-use crate::statement::{Statement, StatementError};
+use crate::statement::{Statement, StatementError, table_of};
 use crate::{checkpoint, dead_letter};
 
 /// How long the goodbye to a server is tried after a failure.
@@ -148,17 +148,12 @@ impl PgCommitter {
     }
 
     /// The statements of a batch. Facts are read before the transaction begins.
-    async fn plan(
+    async fn plan<'a>(
         &mut self,
         conn: &mut PgConnection,
-        ops: &[(Position, &PgOp)],
-    ) -> Result<Vec<Statement>, TargetError> {
-        let tables = ops.iter().filter_map(|(_, op)| match op {
-            PgOp::Insert(op) => Some(op.table),
-            PgOp::Update(op) => Some(op.table),
-            PgOp::Delete(op) => Some(op.table),
-            PgOp::Sql(_) => None,
-        });
+        ops: &[(Position, &'a PgOp)],
+    ) -> Result<Vec<Statement<'a>>, TargetError> {
+        let tables = ops.iter().filter_map(|(_, op)| table_of(op));
         self.facts.load(conn, tables).await.map_err(|error| match error {
             FactsError::Database(error) => target_error(&error, "reading the catalogue"),
             FactsError::Mismatch(message) => TargetError::new(FailureClass::Structural, message),
@@ -235,10 +230,10 @@ fn refuse_unsafe(ops: &[(Position, &PgOp)]) -> Result<(), TargetError> {
 }
 
 /// A failed statement of the plan, with its event where it holds only one.
-fn statement_failed(statement: &Statement, error: StatementError) -> TargetError {
+fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetError {
     let mut failure = match error {
         StatementError::Database(error) => target_error(&error, "writing the read model"),
-        StatementError::NoRow(message) => TargetError::new(FailureClass::Integrity, message),
+        StatementError::NoRow(error) => TargetError::new(FailureClass::Integrity, error),
     };
     failure.position = statement.single_position();
     failure

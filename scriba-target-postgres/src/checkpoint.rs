@@ -9,9 +9,9 @@ use scriba_core::{EventId, FailureClass, Position, ProjectionId};
 use sqlx::postgres::PgRow;
 use sqlx::{Connection, PgConnection, Row};
 
-use crate::{lease, status};
 use crate::names::{Names, literal, storable};
 use crate::sqlstate::{out_of_range, target_error, to_i64};
+use crate::{lease, status};
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
@@ -101,9 +101,7 @@ pub(crate) fn read(row: &PgRow) -> Result<(ProjectionId, Checkpoint, SourceIdent
     let (position, last_event_id): (Option<i64>, Option<String>) =
         (get(row, "last_position")?, get(row, "last_event_id")?);
     let last_event = match (position, last_event_id) {
-        (Some(position), Some(id)) => {
-            Some(LastEvent { position: to_position(position)?, id: EventId::from(id) })
-        }
+        (Some(position), Some(id)) => Some(LastEvent { position: to_position(position)?, id: EventId::from(id) }),
         _ => None,
     };
     let checkpoint = Checkpoint {
@@ -182,11 +180,8 @@ pub(crate) async fn shortfall(
     id: &ProjectionId,
     advance: &Advance,
 ) -> sqlx::Result<Shortfall> {
-    let row: Option<(i64, i64)> = sqlx::query_as(names.sql(READ_BACK))
-        .bind(&id.name)
-        .bind(i64::from(id.version))
-        .fetch_optional(conn)
-        .await?;
+    let row: Option<(i64, i64)> =
+        sqlx::query_as(names.sql(READ_BACK)).bind(&id.name).bind(i64::from(id.version)).fetch_optional(conn).await?;
     Ok(match row {
         None => Shortfall::Missing,
         Some((found, _)) if found != advance.epoch => Shortfall::OtherEpoch { found, ours: advance.epoch },

@@ -1,10 +1,10 @@
 //! What the catalogue says about a table: whether operations on it may be fused, and what must keep its order.
 
-use rustc_hash::FxHashMap;
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::PgConnection;
-use sqlx::{FromRow, query_as};
+use rustc_hash::FxHashMap;
+use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::{FromRow, Row, query_as};
 
 use crate::statement::quoted_name;
 use crate::table::{ColumnMeta, TableMeta, ValueKind};
@@ -122,7 +122,8 @@ impl FactsCache {
         let second: Vec<&IndexRow> =
             indexes.iter().enumerate().filter(|(at, _)| Some(*at) != key_index).map(|(_, index)| index).collect();
         // A dependency on column 0 is one on the whole row.
-        let in_second = |number: i16| second.iter().any(|index| index.uses.iter().any(|&used| used == number || used == 0));
+        let in_second =
+            |number: i16| second.iter().any(|index| index.uses.iter().any(|&used| used == number || used == 0));
         let omitted = || columns.iter().filter(|column| !own.iter().any(|other| other.attnum == column.attnum));
         let comparable = meta.key.iter().all(|&at| own[at].compares_like(&meta.columns[at]));
 
@@ -204,7 +205,21 @@ async fn check_casts(conn: &mut PgConnection, meta: &'static TableMeta, name: &s
     Ok(())
 }
 
-#[derive(FromRow)]
+/// A struct read from a row by the names of its fields.
+macro_rules! row {
+    ($(#[$meta:meta])* struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$meta])*
+        struct $name { $($(#[$doc])* $field: $type,)* }
+
+        impl FromRow<'_, PgRow> for $name {
+            fn from_row(row: &PgRow) -> sqlx::Result<Self> {
+                Ok(Self { $($field: row.try_get(stringify!($field))?,)* })
+            }
+        }
+    };
+}
+
+row! {
 #[expect(clippy::struct_excessive_bools, reason = "one row of questions that the catalogue answers with yes or no")]
 struct TableRow {
     oid: i64,
@@ -220,6 +235,7 @@ struct TableRow {
     cascade_reacts: bool,
     cascades: bool,
     referenced: Vec<i16>,
+}
 }
 
 impl TableRow {
@@ -240,7 +256,7 @@ impl TableRow {
     }
 }
 
-#[derive(FromRow)]
+row! {
 #[expect(clippy::struct_excessive_bools, reason = "one row of questions that the catalogue answers with yes or no")]
 struct ColumnRow {
     attnum: i16,
@@ -253,6 +269,7 @@ struct ColumnRow {
     generated: bool,
     volatile: bool,
     own_code: bool,
+}
 }
 
 impl ColumnRow {
@@ -272,7 +289,7 @@ impl ColumnRow {
     }
 }
 
-#[derive(FromRow)]
+row! {
 struct IndexRow {
     /// Unique, valid, immediate, over all rows, over columns only, with the equality of the types themselves.
     plain: bool,
@@ -280,6 +297,7 @@ struct IndexRow {
     keys: Vec<i16>,
     /// All columns that its entries depend on; 0 for the whole row.
     uses: Vec<i16>,
+}
 }
 
 impl IndexRow {

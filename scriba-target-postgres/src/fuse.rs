@@ -164,7 +164,8 @@ impl<'a, 'f> Planner<'a, 'f> {
     /// Wave by wave; within a wave by table, so that writers of the same tables meet them in the same order.
     fn finish(self) -> Vec<Statement<'a>> {
         let Self { shapes, mut slots, .. } = self;
-        let table = |slot: &Slot<'_>| slot.shape.map(|shape| (shapes[shape as usize].0.schema, shapes[shape as usize].0.name));
+        let table =
+            |slot: &Slot<'_>| slot.shape.map(|shape| (shapes[shape as usize].0.schema, shapes[shape as usize].0.name));
         slots.sort_by(|a, b| a.wave.cmp(&b.wave).then_with(|| table(a).cmp(&table(b))));
         let texts: Vec<std::sync::Arc<str>> =
             shapes.iter().map(|&(table, shape)| keyed_text(table, shape).into()).collect();
@@ -272,3 +273,6 @@ fn stands_alone(table: &'static TableMeta, shape: Shape, facts: &TableFacts) -> 
 fn index(at: usize) -> u32 {
     u32::try_from(at).unwrap_or_else(|_| unreachable!("a batch has fewer than 2^32 operations"))
 }
+
+#[cfg(test)]
+mod tests;

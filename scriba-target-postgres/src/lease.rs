@@ -57,11 +57,8 @@ pub(crate) async fn take(
     if taken.is_some() {
         return Ok(LeaseAnswer::Held);
     }
-    let row: Option<(String, f64)> = sqlx::query_as(names.sql(HOLDER))
-        .bind(&id.name)
-        .bind(i64::from(id.version))
-        .fetch_optional(conn)
-        .await?;
+    let row: Option<(String, f64)> =
+        sqlx::query_as(names.sql(HOLDER)).bind(&id.name).bind(i64::from(id.version)).fetch_optional(conn).await?;
     // Released in between: to be had at the next try.
     let (holder, seconds) = row.unwrap_or_else(|| ("a node that has just released it".to_owned(), 0.0));
     let expires_in = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);

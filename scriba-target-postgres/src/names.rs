@@ -128,10 +128,8 @@ mod tests {
 
     #[test]
     fn names_that_postgres_would_cut_or_that_would_end_a_function_body_are_refused() {
-        let with = |schema: Option<&str>, prefix: &str| Names {
-            schema: schema.map(str::to_owned),
-            prefix: prefix.to_owned(),
-        };
+        let with =
+            |schema: Option<&str>, prefix: &str| Names { schema: schema.map(str::to_owned), prefix: prefix.to_owned() };
         assert!(with(Some("x"), "p_").validate().is_ok());
         assert!(with(None, &"p".repeat(40)).validate().is_ok());
         assert!(with(None, &"p".repeat(41)).validate().is_err());

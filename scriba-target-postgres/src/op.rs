@@ -292,6 +292,124 @@ operations! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::OnConflict;
+
+    #[derive(scriba_macros::Table)]
+    #[table(name = "balances", crate = "crate")]
+    struct BalanceRow {
+        #[table(key)]
+        tenant: i32,
+        owner: Option<String>,
+        cents: i64,
+        #[table(key)]
+        account_id: String,
+    }
+
+    fn row() -> BalanceRow {
+        BalanceRow { tenant: 1, owner: None, cents: 5, account_id: "a".to_owned() }
+    }
+
+    fn text(text: &str) -> Value {
+        Value::Text(text.to_owned())
+    }
+
+    fn conflict(on_conflict: OnConflict<BalanceRow>) -> Conflict {
+        row().upsert(on_conflict).conflict
+    }
+
+    fn update(outcome: impl Into<Outcome<PgOp>>) -> UpdateOp {
+        match outcome.into().into_ops().next() {
+            Some(PgOp::Update(op)) => op,
+            other => panic!("no update: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_insert_holds_a_value_per_column_in_the_order_of_the_fields_and_fails_on_conflict() {
+        let op = row().insert();
+        assert_eq!(*op.values, [Value::I32(1), Value::Null, Value::I64(5), text("a")]);
+        assert_eq!(op.conflict, Conflict::Fail);
+    }
+
+    #[test]
+    fn an_upsert_changes_the_columns_it_names_and_the_last_word_on_a_column_counts() {
+        const OWNER: u128 = 0b10;
+        const CENTS: u128 = 0b100;
+        assert_eq!(conflict(OnConflict::nothing()), Conflict::Nothing);
+        assert_eq!(conflict(OnConflict::update_all()), Conflict::Update { set: OWNER | CENTS, add: 0 });
+        let update = OnConflict::update(BalanceRow::OWNER);
+        assert_eq!(conflict(update), Conflict::Update { set: OWNER, add: 0 });
+        assert_eq!(conflict(update.add(BalanceRow::CENTS)), Conflict::Update { set: OWNER, add: CENTS });
+        let adding = OnConflict::adding(BalanceRow::CENTS);
+        assert_eq!(conflict(adding), Conflict::Update { set: 0, add: CENTS });
+        assert_eq!(conflict(adding.and(BalanceRow::CENTS)), Conflict::Update { set: CENTS, add: 0 });
+        assert_eq!(conflict(OnConflict::update(BalanceRow::CENTS).add(BalanceRow::CENTS)), conflict(adding));
+    }
+
+    #[test]
+    #[should_panic(expected = "column balances.tenant is of the key")]
+    fn an_upsert_that_would_change_a_key_panics() {
+        let _ = OnConflict::adding(BalanceRow::TENANT);
+    }
+
+    #[test]
+    fn an_upsert_of_a_table_that_is_all_key_changes_nothing() {
+        #[derive(scriba_macros::Table)]
+        #[table(name = "seen", crate = "crate")]
+        struct SeenRow {
+            #[table(key)]
+            event_id: String,
+        }
+        let op = SeenRow { event_id: "e".to_owned() }.upsert(OnConflict::update_all());
+        assert_eq!(op.conflict, Conflict::Nothing);
+    }
+
+    #[test]
+    fn an_update_names_its_row_by_the_key_in_the_order_of_the_fields_and_holds_each_column_once() {
+        let op = update(
+            BalanceRow::update((1, "a".to_owned()))
+                .set(BalanceRow::OWNER, "Ann")
+                .add(BalanceRow::CENTS, -7)
+                .set(BalanceRow::OWNER, None)
+                .required(),
+        );
+        assert!(matches!(op.rows, Rows::Key(key) if *key == [Value::I32(1), text("a")]));
+        assert_eq!(op.set, [(1, Value::Null)]);
+        assert_eq!(op.add, [(2, Value::I64(-7))]);
+        assert!(op.required);
+
+        let op = update(BalanceRow::update((1, "a".to_owned())).add(BalanceRow::CENTS, 7).set(BalanceRow::CENTS, 8));
+        assert_eq!((op.set, op.add, op.required), (vec![(2, Value::I64(8))], vec![], false));
+    }
+
+    #[test]
+    #[should_panic(expected = "already changes column balances.cents: call `add` once")]
+    fn adding_twice_to_a_column_panics_instead_of_losing_one_amount() {
+        let _ = BalanceRow::update((1, "a".to_owned())).add(BalanceRow::CENTS, 1).add(BalanceRow::CENTS, 2);
+    }
+
+    #[test]
+    fn a_filter_holds_every_column_it_names() {
+        let filter = BalanceRow::OWNER.is(None).and(BalanceRow::CENTS, 0).and(BalanceRow::ACCOUNT_ID, "a");
+        let op = BalanceRow::delete_where(filter).required();
+        let Rows::Filter(columns) = op.rows else { panic!("no filter") };
+        assert_eq!(columns, [(1, Value::Null), (2, Value::I64(0)), (3, text("a"))]);
+        assert!(op.required);
+    }
+
+    #[test]
+    fn operations_of_all_kinds_go_into_one_outcome_in_order() {
+        let key = (1, "a".to_owned());
+        let outcome = Outcome::<PgOp>::from(row().insert())
+            .and(BalanceRow::update(key.clone()).set(BalanceRow::CENTS, 1))
+            .and(BalanceRow::delete(key))
+            .and(sql("select $1, $2").bind("a").bind(None::<i64>));
+        let [PgOp::Insert(_), PgOp::Update(_), PgOp::Delete(delete), PgOp::Sql(sql)] = outcome.ops() else {
+            panic!("{outcome:?}")
+        };
+        assert!(matches!(&delete.rows, Rows::Key(key) if **key == [Value::I32(1), text("a")]) && !delete.required);
+        assert_eq!(sql.binds, [text("a"), Value::Null]);
+    }
 
     fn refusal(text: &'static str) -> Option<String> {
         sql(text).check().err()

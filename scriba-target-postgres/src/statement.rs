@@ -17,8 +17,8 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgBindIterExt, PgConnection,
 use sqlx::{Arguments, AssertSqlSafe, Encode, Postgres, Type};
 
 pub(crate) use self::key::Key;
-pub(crate) use self::text::{keyed_text, quoted_name};
 use self::text::{arrays, filtered_parts, filtered_text, sql_text};
+pub(crate) use self::text::{keyed_text, quoted_name};
 use crate::op::{Conflict, DeleteOp, PgOp, Rows, SqlOp, UpdateOp};
 use crate::table::{TableMeta, ValueKind};
 use crate::value::Value;
@@ -47,7 +47,11 @@ pub(crate) struct Statement<'a> {
 #[derive(Clone, Debug)]
 enum Kind<'a> {
     /// Operations by key, all of one shape, at most one for each key.
-    Keyed { table: &'static TableMeta, shape: Shape, rows: Vec<Row<'a>> },
+    Keyed {
+        table: &'static TableMeta,
+        shape: Shape,
+        rows: Vec<Row<'a>>,
+    },
     /// An operation by filter.
     Filtered(Row<'a>),
     Sql(Position, &'a SqlOp),
@@ -132,6 +136,12 @@ impl<'a> Statement<'a> {
         }
     }
 
+    /// Operations in it.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        if let Kind::Keyed { rows, .. } = &self.kind { rows.len() } else { 1 }
+    }
+
     /// Sends it and reads its answer: the number of rows hit.
     pub(crate) async fn execute(&self, conn: &mut PgConnection) -> Result<u64, StatementError> {
         let arguments = self.arguments().map_err(sqlx::Error::Encode)?;
@@ -192,6 +202,26 @@ impl<'a> Statement<'a> {
             }
         }
         Ok(arguments)
+    }
+}
+
+/// What, where, and the keys: `INSERT orders 1 2`.
+#[cfg(test)]
+impl fmt::Display for Statement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rows, ends) = match &self.kind {
+            Kind::Keyed { rows, .. } => (rows.as_slice(), ""),
+            Kind::Filtered(row) => (std::slice::from_ref(row), " where"),
+            Kind::Sql(..) => return f.write_str("sql"),
+        };
+        let word = self.text.split(' ').next().unwrap_or_default();
+        let table =
+            table_of(rows[0].1).map(|table| [table.schema, Some(table.name)].into_iter().flatten().collect::<Vec<_>>());
+        write!(f, "{word} {}", table.unwrap_or_default().join("."))?;
+        for value in rows.iter().filter_map(|(_, op)| Key::of(op)).flat_map(Key::values) {
+            write!(f, " {}", Shown(value))?;
+        }
+        f.write_str(ends)
     }
 }
 
@@ -286,9 +316,10 @@ fn describe_rows(op: &PgOp) -> String {
     };
     let described: Vec<String> = match (op, Key::of(op), table_of(op)) {
         (_, Some(key), Some(table)) => table.key.iter().copied().zip(key.values()).map(named).collect(),
-        (PgOp::Update(UpdateOp { rows: Rows::Filter(f), .. }) | PgOp::Delete(DeleteOp { rows: Rows::Filter(f), .. }), ..) => {
-            f.iter().map(|(column, value)| named((*column, value))).collect()
-        }
+        (
+            PgOp::Update(UpdateOp { rows: Rows::Filter(f), .. }) | PgOp::Delete(DeleteOp { rows: Rows::Filter(f), .. }),
+            ..,
+        ) => f.iter().map(|(column, value)| named((*column, value))).collect(),
         _ => Vec::new(),
     };
     described.join(", ")

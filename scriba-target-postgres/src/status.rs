@@ -41,7 +41,10 @@ fn projection(row: &PgRow) -> Result<StoredProjection, TargetError> {
     let (id, checkpoint, source) = read(row)?;
     let state: String = get(row, "state")?;
     let state = State::from_name(&state).ok_or_else(|| {
-        TargetError::new(FailureClass::Structural, format!("the stored state {state:?} of {id} is none: correct the row"))
+        TargetError::new(
+            FailureClass::Structural,
+            format!("the stored state {state:?} of {id} is none: correct the row"),
+        )
     })?;
     let lease = match (get::<Option<String>>(row, "holder")?, get::<Option<bool>>(row, "lapsed")?) {
         (Some(holder), Some(true)) => StoredLease::Lapsed { holder },

@@ -233,7 +233,9 @@ impl<T: Table> OnConflict<T> {
 
     /// Gives all columns outside the key the new row's values. Where there are none it is [`OnConflict::nothing`].
     pub fn update_all() -> Self {
-        let set = (0..T::META.columns.len()).filter(|index| !T::META.key.contains(index)).fold(0, |set, index| set | 1 << index);
+        let set = (0..T::META.columns.len())
+            .filter(|index| !T::META.key.contains(index))
+            .fold(0, |set, index| set | 1 << index);
         Self::new(if set == 0 { Conflict::Nothing } else { Conflict::Update { set, add: 0 } })
     }
 
@@ -282,6 +284,9 @@ impl<T: Table> OnConflict<T> {
 
 /// The bit of a column that changes on conflict.
 fn changed<T: Table, V>(column: Column<T, V>) -> u128 {
-    assert!(!T::META.key.contains(&column.index), "column {column:?} is of the key, which does not change on conflict: leave it out");
+    assert!(
+        !T::META.key.contains(&column.index),
+        "column {column:?} is of the key, which does not change on conflict: leave it out"
+    );
     1 << column.index
 }

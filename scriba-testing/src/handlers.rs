@@ -12,8 +12,8 @@ use scriba_core::dead_letter::{Failure, kind};
 use scriba_core::source::SourceIdentity;
 use scriba_core::target::{Batch, CommitError, Entry, TakeOver, TakeOverError, Target, Write};
 use scriba_core::{
-    EventId, EventMeta, EventType, Events, Handler, Outcome, Position, Projection, ProjectionId, RecordedEvent,
-    StreamId,
+    EventId, EventMeta, EventType, Events, Handler, HandlerError, Outcome, Position, Projection, ProjectionId,
+    RecordedEvent, StreamId,
 };
 use serde::Serialize;
 
@@ -133,22 +133,38 @@ impl From<RecordedEvent> for Given {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use scriba_core::{EventMeta, Handler, HandlerResult, Outcome, RawEvent};
+/// use scriba_core::{EventMeta, Events, Handler, HandlerResult, Outcome};
 /// use scriba_testing::{Given, handle};
+/// use serde::Deserialize;
+/// use serde_json::json;
 ///
-/// struct Lengths;
+/// #[derive(Deserialize)]
+/// struct Deposited {
+///     amount: i64,
+/// }
 ///
-/// impl Handler for Lengths {
-///     type Event = RawEvent;
-///     type Op = usize;
+/// #[derive(Events)]
+/// enum AccountEvent {
+///     Deposited(Deposited),
+/// }
 ///
-///     async fn handle(&self, event: RawEvent, _: &EventMeta) -> HandlerResult<usize> {
-///         Ok(event.0.data.len().into())
+/// struct Balances;
+///
+/// impl Handler for Balances {
+///     type Event = AccountEvent;
+///     type Op = i64;
+///
+///     async fn handle(&self, event: AccountEvent, _: &EventMeta) -> HandlerResult<i64> {
+///         let AccountEvent::Deposited(Deposited { amount }) = event;
+///         Ok(amount.into())
 ///     }
 /// }
 ///
-/// let outcome = handle(&Lengths, Given::event("Deposited", &[1, 2])).await.unwrap();
+/// let outcome = handle(&Balances, Given::event("Deposited", &json!({ "amount": 5 }))).await.unwrap();
 /// assert_eq!(outcome, Outcome::from(5));
+///
+/// let failure = handle(&Balances, Given::raw("Deposited", "no JSON")).await.unwrap_err();
+/// assert_eq!(failure.kind, "decode");
 /// # });
 /// ```
 pub async fn handle<H: Handler>(handler: &H, event: impl Into<Given>) -> Result<Outcome<H::Op>, Failure> {
@@ -209,29 +225,41 @@ pub enum ProjectError {
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
-/// use scriba_core::{EventMeta, Handler, HandlerResult, Position, Projection, RawEvent};
+/// use scriba_core::{EventMeta, Events, Handler, HandlerResult, Position, Projection};
 /// use scriba_testing::{Given, MemoryTarget, project};
+/// use serde::Deserialize;
+/// use serde_json::json;
 ///
-/// struct Lengths;
-///
-/// impl Projection for Lengths {
-///     const NAME: &'static str = "lengths";
+/// #[derive(Deserialize)]
+/// struct Deposited {
+///     amount: i64,
 /// }
 ///
-/// impl Handler for Lengths {
-///     type Event = RawEvent;
-///     type Op = usize;
+/// #[derive(Events)]
+/// enum AccountEvent {
+///     Deposited(Deposited),
+/// }
 ///
-///     async fn handle(&self, event: RawEvent, _: &EventMeta) -> HandlerResult<usize> {
-///         Ok(event.0.data.len().into())
+/// #[derive(Projection)]
+/// #[projection(name = "balances")]
+/// struct Balances;
+///
+/// impl Handler for Balances {
+///     type Event = AccountEvent;
+///     type Op = (String, i64);
+///
+///     async fn handle(&self, event: AccountEvent, meta: &EventMeta) -> HandlerResult<Self::Op> {
+///         let AccountEvent::Deposited(Deposited { amount }) = event;
+///         Ok((meta.stream_id.to_string(), amount).into())
 ///     }
 /// }
 ///
 /// let target = MemoryTarget::new();
-/// let events = [Given::event("Deposited", &5), Given::event("Deposited", &12).stream("account-2")];
-/// let projected = project(&Lengths, &target, events).await.unwrap();
-/// assert_eq!(projected.applied.len(), 2);
-/// assert_eq!(target.applied("lengths"), [(Position::new(0), 1), (Position::new(1), 2)]);
+/// let deposited = Given::event("Deposited", &json!({ "amount": 5 })).stream("account-1");
+/// let broken = Given::raw("Deposited", "no JSON").stream("account-2");
+/// let projected = project(&Balances, &target, [deposited, broken]).await.unwrap();
+/// assert_eq!(projected.failed[0].failure.kind, "decode");
+/// assert_eq!(target.applied("balances"), [(Position::new(0), ("account-1".to_owned(), 5))]);
 /// # });
 /// ```
 pub async fn project<P, T, E>(projection: &P, target: &T, events: E) -> Result<Projected<P::Op>, ProjectError>
@@ -288,22 +316,23 @@ where
 }
 
 async fn call<H: Handler>(handler: &H, meta: &EventMeta) -> Result<Outcome<H::Op>, Failure> {
-    let failure = |kind: &str, message: String, detail: &str| {
-        Err(Failure { kind: kind.to_owned(), message, detail: detail.to_owned(), attempts: meta.attempt })
-    };
     let handled = AssertUnwindSafe(async {
-        let event = H::Event::decode(meta.event())?;
-        Ok(handler.handle(event, meta).await)
-    });
-    match handled.catch_unwind().await {
-        Ok(Ok(Ok(outcome))) => Ok(outcome),
-        Ok(Ok(Err(error))) => failure(error.kind(), error.message().to_owned(), error.detail()),
-        Ok(Err(error)) => {
-            let error: scriba_core::DecodeError = error;
-            failure(kind::DECODE, error.to_string(), "")
+        match H::Event::decode(meta.event()) {
+            Ok(event) => handler.handle(event, meta).await,
+            Err(error) => Err(HandlerError::new(kind::DECODE, error)),
         }
-        Err(panic) => failure(kind::PANIC, panic_message(&*panic), ""),
-    }
+    });
+    let error = match handled.catch_unwind().await {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(error)) => error,
+        Err(panic) => HandlerError::new(kind::PANIC, panic_message(&*panic)),
+    };
+    Err(Failure {
+        kind: error.kind().to_owned(),
+        message: error.message().to_owned(),
+        detail: error.detail().to_owned(),
+        attempts: meta.attempt,
+    })
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::info::Live;
 use super::lease::{LeaseNews, Order};
 use super::pipeline::Wish;
-use super::setup::exit_of;
+use super::setup::{Up, exit_of};
 use super::trouble::{Exit, Trouble, TroubleKind};
 use crate::error::{CommandError, HaltReason, StateOrStandby};
 use crate::lifecycle::{Role, State, Step, next};
@@ -29,7 +29,7 @@ use crate::telemetry::{
 };
 
 /// Waits between restarts of a pipeline.
-const FIRST_WAIT: Duration = Duration::from_millis(100);
+const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How often a standby asks for the lease, at most: a lease that was given up is noticed after this long.
 const STANDBY_ASKS_EVERY: Duration = Duration::from_secs(2);
@@ -62,14 +62,14 @@ pub(crate) enum Input {
     Lease(LeaseNews),
     /// The keeper has ended.
     Released,
-    /// The pipeline of that number is up.
-    Up(u64),
+    /// The pipeline of that number is up, and goes on once it was told that this is known.
+    Up(u64, oneshot::Sender<()>),
     /// The pipeline of that number has ended.
     Exited(u64, Exit),
 }
 
 /// Makes a pipeline: the future is spawned on the user's runtime and tells through the sender when it is up.
-pub(crate) type Launch = Box<dyn Fn(oneshot::Sender<()>) -> Pin<Box<dyn Future<Output = Exit> + Send>> + Send>;
+pub(crate) type Launch = Box<dyn Fn(Up) -> Pin<Box<dyn Future<Output = Exit> + Send>> + Send>;
 
 pub(crate) struct Coordinator {
     id: ProjectionId,
@@ -186,14 +186,18 @@ impl Coordinator {
                 self.lose_ownership(&holder);
             }
             Input::Released => self.finish_stop(),
-            Input::Up(number) if number == self.number => self.note_up(),
+            Input::Up(number, heard) if number == self.number => {
+                self.note_up();
+                // A pipeline that is gone has its exit on the way.
+                let _ = heard.send(());
+            }
             Input::Exited(number, exit) if number == self.number => {
                 self.pipeline = None;
                 self.live.pipeline_lost();
                 self.note_exit(exit);
             }
             // Of a pipeline that was given up.
-            Input::Up(_) | Input::Exited(..) => {}
+            Input::Up(..) | Input::Exited(..) => {}
         }
     }
 
@@ -363,8 +367,8 @@ impl Coordinator {
         let inbox = self.own_inbox.clone();
         self.tasks.spawn(async move {
             // A coordinator that is gone does not want to know; a sender that is dropped means that it never came up.
-            if is_up.await.is_ok() {
-                let _ = inbox.send(Input::Up(number)).await;
+            if let Ok(heard) = is_up.await {
+                let _ = inbox.send(Input::Up(number, heard)).await;
             }
             let exit = exit_of(task.await);
             let _ = inbox.send(Input::Exited(number, exit)).await;

@@ -93,6 +93,8 @@ pub(super) struct Pipeline<H: Handler> {
     /// The source knew of nothing more when it read the last page.
     caught_up: bool,
     last_arrival: Instant,
+    /// A page that arrived in a pause: kept for when it is over.
+    held: Option<Page>,
 
     jobs: mpsc::Sender<Job<H::Op>>,
     written: mpsc::Receiver<Written>,
@@ -139,6 +141,7 @@ impl<H: Handler> Pipeline<H> {
             page_ordered: false,
             caught_up: false,
             last_arrival: Instant::now(),
+            held: None,
             jobs,
             written,
             writing: false,
@@ -153,6 +156,7 @@ impl<H: Handler> Pipeline<H> {
     /// Runs until something ends it.
     pub(super) async fn run(mut self) -> Exit {
         loop {
+            self.take_held();
             self.start_waiting();
             self.offer();
             if self.is_over() {
@@ -180,9 +184,18 @@ impl<H: Handler> Pipeline<H> {
     fn note_page(&mut self, page: Option<Result<Page, SourceError>>) {
         self.page_ordered = false;
         match page {
+            Some(Ok(page)) if self.is_wanted(Wish::Pause) => self.held = Some(page),
             Some(Ok(page)) => self.take_in(page),
             Some(Err(error)) => self.end_with(Exit::from_source(error)),
             None => self.end_with(Exit::Restart(Trouble::unknown("the reader of the source ended unexpectedly"))),
+        }
+    }
+
+    fn take_held(&mut self) {
+        if self.is_wanted(Wish::Run)
+            && let Some(page) = self.held.take()
+        {
+            self.take_in(page);
         }
     }
 
@@ -333,7 +346,7 @@ impl<H: Handler> Pipeline<H> {
         }
         let now = Instant::now();
         let since = *self.skips_since.get_or_insert(now);
-        let pressing = self.is_ending() || *self.wish.borrow() == Wish::Pause;
+        let pressing = self.is_ending() || self.is_wanted(Wish::Pause);
         if pressing || self.window.done() * 2 >= self.options.in_flight_events {
             return Some(now);
         }
@@ -404,7 +417,7 @@ impl<H: Handler> Pipeline<H> {
 
     /// Orders the next page once there is room for a decent one, unless nothing is wanted.
     fn order_page(&mut self) {
-        let wanted = *self.wish.borrow() == Wish::Run && self.ending.is_none() && self.replay_to_store.is_none();
+        let wanted = self.is_wanted(Wish::Run) && self.ending.is_none() && self.replay_to_store.is_none();
         if !wanted {
             self.orders.send_if_modified(|orders| orders.page.take().is_some());
             self.page_ordered = false;
@@ -431,7 +444,11 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn is_ending(&self) -> bool {
-        self.ending.is_some() || *self.wish.borrow() == Wish::Stop
+        self.ending.is_some() || self.is_wanted(Wish::Stop)
+    }
+
+    fn is_wanted(&self, wish: Wish) -> bool {
+        *self.wish.borrow() == wish
     }
 
     fn is_over(&self) -> bool {

@@ -40,10 +40,12 @@ pub(crate) async fn read(
             }
             acked = order.ack;
         }
+        if orders.has_changed().is_err() {
+            return;
+        }
         let Some((number, demand)) = order.page.filter(|(number, _)| *number > served) else {
-            if orders.changed().await.is_err() {
-                return;
-            }
+            // An end is noticed at the top, after the last ack.
+            let _ = orders.changed().await;
             continue;
         };
         let page = tokio::select! {

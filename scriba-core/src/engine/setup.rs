@@ -18,6 +18,9 @@ use crate::source::{Source, SourceIdentity, SubscribeRequest, Subscription};
 use crate::target::{Committer, Owner, TakeOver, Target};
 use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
 
+/// Tells the coordinator that the pipeline is up, with a way for it to say that it has heard.
+pub(crate) type Up = oneshot::Sender<oneshot::Sender<()>>;
+
 /// Everything a pipeline is made from, once for each start of the projection.
 pub(crate) struct Setup<H: Handler> {
     pub(crate) id: ProjectionId,
@@ -40,7 +43,7 @@ pub(super) struct Taken<Op> {
 
 impl<H: Handler> Setup<H> {
     /// Takes over, subscribes, says that it is up, and runs the pipeline to its end.
-    pub(crate) async fn run(self: Arc<Self>, up: oneshot::Sender<()>) -> Exit {
+    pub(crate) async fn run(self: Arc<Self>, up: Up) -> Exit {
         let taken = match self.take().await {
             Ok(taken) => taken,
             Err(exit) => return exit,
@@ -55,8 +58,12 @@ impl<H: Handler> Setup<H> {
             trouble: Arc::new(trouble),
         };
         let pipeline = Pipeline::new(worker, taken, self.id.clone(), Arc::clone(&self.live));
-        // A coordinator that is gone does not want to know.
-        let _ = up.send(());
+        let (heard, is_heard) = oneshot::channel();
+        // A coordinator that is gone does not want to know. One that is there hears of it before the first event is handled,
+        // so that nobody sees a projection that projects and is still initializing.
+        if up.send(heard).is_ok() {
+            let _ = is_heard.await;
+        }
         pipeline.run().await
     }
 

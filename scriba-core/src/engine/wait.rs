@@ -127,14 +127,16 @@ enum Verdict {
 /// | no checkpoint, not started here | never started |
 /// | halted, stopped | so |
 /// | its lease lapsed | run by nobody |
-/// | otherwise | not yet |
+/// | this node stands by for it, or otherwise | not yet |
 fn verdict(
     id: &ProjectionId,
     entry: Option<&Entry>,
     stored: Option<StoredProjection>,
     wanted: Position,
 ) -> Result<Verdict, WaitError> {
-    let here = entry.map(|entry| entry.live.info()).filter(|info| info.role == Role::Active);
+    let here = entry.map(|entry| entry.live.info());
+    let stands_by = here.as_ref().is_some_and(|info| info.role == Role::Standby && info.is_live());
+    let here = here.filter(|info| info.role == Role::Active);
     let id = id.clone();
     let Some(stored) = stored else {
         return match here {
@@ -143,12 +145,16 @@ fn verdict(
                 Err(WaitError::Halted { id, wanted, watermark: None, reason })
             }
             Some(info) if info.state != State::Stopped => Ok(Verdict::NotYet(None)),
+            None if stands_by => Ok(Verdict::NotYet(None)),
             _ => Err(WaitError::NeverStarted { id }),
         };
     };
     let watermark = stored.checkpoint.watermark;
     if watermark >= Some(wanted) {
         return Ok(Verdict::There);
+    }
+    if stands_by && stored.state.state != State::Halted {
+        return Ok(Verdict::NotYet(watermark));
     }
     let state = here.as_ref().map_or(stored.state.state, |info| info.state);
     match state {

@@ -1,13 +1,11 @@
-use scriba_core::{Handler, Projection, Target};
+use scriba_core::{Handler, Projection};
 
 #[derive(Projection)]
 #[projection(name = "orders")]
 struct Orders;
 
-fn needs<P: Projection + Handler, T: Target<P::Op>>() {}
-
-struct NoTarget;
+fn needs<P: Projection + Handler>() {}
 
 fn main() {
-    needs::<Orders, NoTarget>();
+    needs::<Orders>();
 }

@@ -4,11 +4,11 @@ use scriba_target_postgres::Table;
 #[table(name = "orders")]
 struct OrderRow {
     #[table(key)]
-    order_id: String,
+    order_id: i64,
     status: String,
     total: Option<i64>,
 }
 
 fn main() {
-    let _ = OrderRow::update(5_i64).set(OrderRow::STATUS, "shipped");
+    let _ = OrderRow::update("o-1").set(OrderRow::STATUS, "shipped");
 }

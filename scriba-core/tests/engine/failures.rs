@@ -1,0 +1,232 @@
+//! Handlers and targets that fail, and what becomes of it.
+
+use std::time::Duration;
+
+use scriba_core::{FailureClass, Lease, OnPoison, Position, State};
+use scriba_testing::{MemorySource, MemoryTarget, SourceFault, TargetFault, TargetStep};
+
+use super::common::{Act, Fail, append, applied, eventually, id, options, start, until};
+
+fn failing(how: Fail) -> Act {
+    Act { fail: 9, how, ..Act::default() }
+}
+
+async fn halted(scriba: &scriba_core::Scriba) -> scriba_core::HaltReason {
+    eventually("halted", || scriba.info(&id()).unwrap().state == State::Halted).await;
+    scriba.info(&id()).unwrap().halt_reason.expect("a reason")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_a_panic_and_a_body_that_is_no_json_are_dead_lettered_with_their_kind_and_the_stream_goes_on() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "a", &failing(Fail::Error));
+    append(&source, "a", &failing(Fail::Panic));
+    source.append("a", "Act", "no json");
+    let last = append(&source, "a", &Act::default());
+    let (scriba, script) = start(&source, &target, options()).await;
+    until(&scriba, last).await;
+    let letters = target.dead_letters(&id());
+    let seen: Vec<_> = letters.iter().map(|letter| (letter.failure.kind.as_str(), letter.failure.attempts)).collect();
+    assert_eq!(seen, [("scripted", 3), ("panic", 3), ("serde_json::error::Error", 3)]);
+    assert!(letters[1].failure.detail.contains("common.rs:"), "the place of the panic: {}", letters[1].failure.detail);
+    assert_eq!(&letters[2].data[..], b"no json");
+    assert_eq!(applied(&target), [3]);
+    let attempts: Vec<u32> = script.calls.lock().unwrap().iter().map(|call| call.attempt).collect();
+    assert_eq!(attempts, [1, 2, 3, 1, 2, 3, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permanent_error_is_not_retried() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let last = append(&source, "a", &failing(Fail::Permanent));
+    let (scriba, script) = start(&source, &target, options()).await;
+    until(&scriba, last).await;
+    assert_eq!(script.calls.lock().unwrap().len(), 1);
+    assert_eq!(target.dead_letters(&id()).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_hangs_times_out() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "a", &failing(Fail::Hang));
+    let last = append(&source, "a", &Act::default());
+    let (scriba, _) = start(&source, &target, options().handler_timeout(Duration::from_millis(20))).await;
+    until(&scriba, last).await;
+    let letters = target.dead_letters(&id());
+    assert_eq!((letters[0].failure.kind.as_str(), letters[0].failure.attempts), ("timeout", 3));
+    assert_eq!(applied(&target), [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retryable_error_is_retried_beyond_the_schedule_while_others_go_on_and_shows_meanwhile() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "slow", &Act { fail: 4, how: Fail::Retryable, ..Act::default() });
+    let last = append(&source, "other", &Act::default());
+    let (scriba, script) = start(&source, &target, options()).await;
+    eventually("it fails again", || script.calls.lock().unwrap().iter().any(|call| call.attempt == 2)).await;
+    let info = scriba.info(&id()).unwrap();
+    assert!(info.degraded_since.is_some() && !info.is_ready());
+    let error = info.last_error.unwrap();
+    assert!(error.contains("\"slow\"") && error.contains("position 0"), "{error}");
+    let oldest = info.window.oldest.expect("an open event");
+    assert_eq!(oldest.position, Position::new(0));
+    assert_eq!(oldest.running.expect("it runs").0, "slow");
+    assert!(script.calls.lock().unwrap().iter().any(|call| call.stream == "other"), "others go on");
+    assert_eq!(applied(&target), Vec::<u64>::new(), "and become visible in order, after");
+    until(&scriba, last).await;
+    assert_eq!(applied(&target), [0, 1]);
+    assert!(target.dead_letters(&id()).is_empty());
+    assert!(scriba.info(&id()).unwrap().degraded_since.is_none(), "recovered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_retryable_error_that_goes_on_for_too_long_halts_and_names_the_event() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "a", &Act::default());
+    append(&source, "slow", &Act { fail: 1_000, how: Fail::Retryable, ..Act::default() });
+    append(&source, "b", &Act::default());
+    let (scriba, _) = start(&source, &target, options().retryable_for(Duration::from_millis(50))).await;
+    let reason = halted(&scriba).await;
+    assert_eq!(reason.position, Some(Position::new(1)));
+    assert!(reason.message.contains("\"slow\""), "{reason}");
+    assert_eq!(applied(&target), [0], "what came before is committed, nothing after it");
+    assert_eq!(source.acked(), Some(Position::new(0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_poison_halt_stops_before_the_event_in_one_partition_and_in_two() {
+    for streams in [["a", "a"], ["a", "b"]] {
+        let (source, target) = (MemorySource::new(), MemoryTarget::new());
+        append(&source, streams[0], &failing(Fail::Permanent));
+        for _ in 0..500 {
+            append(&source, streams[1], &Act::default());
+        }
+        let (scriba, _) = start(&source, &target, options().on_poison(OnPoison::Halt)).await;
+        let reason = halted(&scriba).await;
+        assert_eq!(reason.position, Some(Position::new(0)));
+        assert_eq!(applied(&target), Vec::<u64>::new());
+        assert_eq!(target.checkpoint(&id()).unwrap().watermark, None);
+        assert_eq!(source.acked(), None);
+        scriba.stop(&id()).await.expect("halted can be stopped");
+        assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_at_every_step_of_a_run_leaves_the_same_read_model() {
+    let clean = steps_of_a_run(None, TargetFault::Transient).await;
+    assert!(clean > 10, "{clean} steps");
+    for fault in
+        [TargetFault::Transient, TargetFault::Ambiguous { durable: true }, TargetFault::Ambiguous { durable: false }]
+    {
+        for step in 1..=clean {
+            steps_of_a_run(Some(step), fault).await;
+        }
+    }
+}
+
+async fn steps_of_a_run(fail_at: Option<u64>, fault: TargetFault) -> u64 {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    for n in 0..12 {
+        let act = match n % 5 {
+            3 => failing(Fail::Permanent),
+            4 => Act { skip: true, ..Act::default() },
+            _ => Act::default(),
+        };
+        append(&source, &format!("s{}", n % 3), &act);
+    }
+    if let Some(step) = fail_at {
+        target.fail_any(step, fault);
+    }
+    let (scriba, _) = start(&source, &target, options().batch_events(3)).await;
+    until(&scriba, Position::new(11)).await;
+    scriba.shutdown().await.expect("it stops");
+    assert_eq!(applied(&target), [0, 1, 2, 5, 6, 7, 10, 11], "{fault:?} at step {fail_at:?}");
+    let dead: Vec<u64> = target.dead_letters(&id()).iter().map(|letter| letter.position.get()).collect();
+    assert_eq!(dead, [3, 8], "{fault:?} at step {fail_at:?}");
+    assert_eq!(target.violations(), Vec::<String>::new(), "{fault:?} at step {fail_at:?}");
+    assert_eq!(target.checkpoint(&id()).unwrap().counts.total(), 12);
+    target.steps()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_of_the_target_is_waited_out_and_never_halts() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    target.outage(true);
+    let last = append(&source, "a", &Act::default());
+    eventually("restarts are counted", || {
+        let info = scriba.info(&id()).unwrap();
+        info.degraded_since.is_some() && info.state == State::Initializing
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_ne!(scriba.info(&id()).unwrap().state, State::Halted);
+    target.outage(false);
+    until(&scriba, last).await;
+    assert_eq!(applied(&target), [0, 1]);
+    assert!(scriba.info(&id()).unwrap().degraded_since.is_none(), "recovered");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn structural_and_integrity_failures_halt_with_class_and_code_and_commit_nothing() {
+    for (fault, class) in
+        [(TargetFault::Structural, FailureClass::Structural), (TargetFault::Integrity, FailureClass::Integrity)]
+    {
+        let (source, target) = (MemorySource::new(), MemoryTarget::new());
+        target.fail(TargetStep::Apply, 2, fault);
+        for _ in 0..5 {
+            append(&source, "a", &Act::default());
+        }
+        let (scriba, _) = start(&source, &target, options()).await;
+        let reason = halted(&scriba).await;
+        assert_eq!(reason.class, Some(class));
+        assert!(reason.code.is_some());
+        assert_eq!(applied(&target), Vec::<u64>::new());
+        assert_eq!(source.acked(), None);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_changed_behind_the_engine_halts_when_it_is_gone_and_starts_again_from_it_when_it_is_older() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options().lease(Lease::Off)).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    target.edit_checkpoint(&id(), |checkpoint| checkpoint.commit_no += 7);
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    assert_eq!(applied(&target), [0, 1]);
+    target.remove(&id());
+    append(&source, "a", &Act::default());
+    let reason = halted(&scriba).await;
+    assert!(reason.message.contains("checkpoint row is missing"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_position_below_the_last_one_starts_the_subscription_again_and_drops_nothing() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    let before = source.subscriptions();
+    source.inject(SourceFault::End);
+    let last = append(&source, "b", &Act::default());
+    until(&scriba, last).await;
+    assert!(source.subscriptions() > before);
+    assert_eq!(applied(&target), [0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_that_is_full_stops_pulling() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "stuck", &Act { wait: 300_000, ..Act::default() });
+    for n in 0..500 {
+        append(&source, &format!("s{n}"), &Act::default());
+    }
+    let (scriba, script) = start(&source, &target, options().in_flight_events(100)).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    let info = scriba.info(&id()).unwrap();
+    assert!(info.window.events <= 100, "{:?}", info.window);
+    assert!(script.calls.lock().unwrap().len() >= 70, "others go on until the window is full");
+    until(&scriba, Position::new(500)).await;
+    assert_eq!(applied(&target), (0..=500).collect::<Vec<_>>());
+}

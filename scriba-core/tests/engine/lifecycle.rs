@@ -1,0 +1,294 @@
+//! Commands, states and roles.
+
+use std::time::{Duration, Instant};
+
+use scriba_core::{
+    CommandError, Lease, Position, ProjectionId, ProjectionOptions, Role, Scriba, StartError, StartFrom, State,
+    StateOrStandby, WaitError, WaitFor,
+};
+use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, TargetFault, TargetStep};
+
+use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
+
+fn invalid(result: Result<(), CommandError>) -> Option<StateOrStandby> {
+    match result {
+        Err(CommandError::InvalidState { state, .. }) => Some(state),
+        _ => None,
+    }
+}
+
+async fn running(scriba: &Scriba) {
+    eventually("running", || scriba.info(&id()).is_ok_and(|info| info.state == State::Running)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_pulls_nothing_more_and_resume_goes_on_where_it_was() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, script) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    scriba.pause(&id()).await.expect("running can be paused");
+    assert_eq!(scriba.info(&id()).unwrap().state, State::Paused);
+    assert_eq!(invalid(scriba.pause(&id()).await), Some(StateOrStandby::State(State::Paused)));
+    let last = append(&source, "a", &Act::default());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(script.calls.lock().unwrap().len(), 1, "nothing is handled in a pause");
+    scriba.resume(&id()).await.expect("paused can be resumed");
+    until(&scriba, last).await;
+    assert_eq!(invalid(scriba.resume(&id()).await), Some(StateOrStandby::State(State::Running)));
+    assert_eq!(applied(&target), [0, 1]);
+    scriba.shutdown().await.expect("it stops");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_survives_the_loss_of_the_pipeline() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, script) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act { wait: 50_000, ..Act::default() })).await;
+    target.fail(TargetStep::Commit, 1, TargetFault::Transient);
+    append(&source, "a", &Act { wait: 50_000, ..Act::default() });
+    eventually("the event is in the window", || scriba.info(&id()).unwrap().window.events == 1).await;
+    scriba.pause(&id()).await.expect("running can be paused");
+    eventually("the pipeline was lost and came back", || {
+        let info = scriba.info(&id()).unwrap();
+        info.run.thrown_away == 1 && info.state == State::Paused
+    })
+    .await;
+    let calls = script.calls.lock().unwrap().len();
+    tokio::time::sleep(Duration::from_millis(120)).await;
+    assert_eq!(script.calls.lock().unwrap().len(), calls, "the new pipeline pulls nothing either");
+    scriba.resume(&id()).await.expect("paused can be resumed");
+    until(&scriba, Position::new(1)).await;
+    assert_eq!(applied(&target), [0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_commits_and_acks_what_is_handled_and_the_next_start_goes_on_after_it() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    for _ in 0..20 {
+        append(&source, "a", &Act { wait: 2_000, ..Act::default() });
+    }
+    eventually("some are handled", || applied(&target).len() > 3).await;
+    scriba.stop(&id()).await.expect("running can be stopped");
+    let stored = target.checkpoint(&id()).unwrap().watermark;
+    assert_eq!(source.acked(), stored, "everything committed is acked");
+    assert_eq!(applied(&target).last().copied(), stored.map(Position::get));
+    assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
+    assert_eq!(invalid(scriba.stop(&id()).await), Some(StateOrStandby::State(State::Stopped)));
+    assert_eq!(invalid(scriba.pause(&id()).await), Some(StateOrStandby::State(State::Stopped)));
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts again");
+    until(&scriba, Position::new(19)).await;
+    assert_eq!(applied(&target), (0..20).collect::<Vec<_>>());
+    assert_eq!(target.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_and_start_fifty_times_in_one_process_lose_and_double_nothing() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let scriba = Scriba::new();
+    for round in 0..50_u64 {
+        scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
+        for n in 0..4 {
+            append(&source, &format!("s{n}"), &Act { wait: n * 200, ..Act::default() });
+        }
+        if round % 2 == 0 {
+            tokio::time::sleep(Duration::from_millis(round % 7)).await;
+        }
+        scriba.stop(&id()).await.expect("it stops");
+    }
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
+    until(&scriba, Position::new(199)).await;
+    assert_eq!(applied(&target), (0..200).collect::<Vec<_>>());
+    assert_eq!(target.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_returns_within_its_timeout_when_a_handler_hangs_and_says_where() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options().shutdown_timeout(Duration::from_millis(200))).await;
+    append(&source, "stuck", &Act { fail: 9, how: Fail::Hang, ..Act::default() });
+    eventually("it is being handled", || {
+        scriba.info(&id()).unwrap().window.oldest.is_some_and(|oldest| oldest.running.is_some())
+    })
+    .await;
+    let begun = Instant::now();
+    let error = scriba.stop(&id()).await.expect_err("the handler never ends");
+    assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+    let message = error.to_string();
+    assert!(message.contains("position 0") && message.contains("\"stuck\""), "{message}");
+    assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stop_returns_within_its_timeout_when_the_target_hangs_and_the_next_start_is_clean() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options().shutdown_timeout(Duration::from_millis(200))).await;
+    running(&scriba).await;
+    target.fail(TargetStep::Commit, 1, TargetFault::Hang);
+    let last = append(&source, "a", &Act::default());
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let begun = Instant::now();
+    let error = scriba.stop(&id()).await.expect_err("the commit never ends");
+    assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
+    assert!(error.to_string().contains("a commit of 1 events was left behind"), "{error}");
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts again");
+    target.release_hung();
+    until(&scriba, last).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(applied(&target), [0]);
+    assert_eq!(target.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_projection_of_one_identity_in_a_process_is_refused() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    let error = scriba.start(Script::default(), source.clone(), target.clone(), options()).await.unwrap_err();
+    assert!(matches!(error, StartError::AlreadyStarted { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_out_of_range_start_nothing() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let scriba = Scriba::new();
+    let error = scriba.start(Script::default(), source, target, ProjectionOptions::default().parallelism(0)).await;
+    assert!(matches!(error, Err(StartError::Option { option: "parallelism", .. })));
+    assert!(matches!(scriba.info(&id()), Err(CommandError::Unknown { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_nodes_one_stands_by_and_takes_over_when_the_other_stops() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (active, _) = start(&source, &target, options()).await;
+    running(&active).await;
+    let (standby, _) = start(&source, &target, options()).await;
+    eventually("the second stands by", || standby.info(&id()).unwrap().role == Role::Standby).await;
+    let info = standby.info(&id()).unwrap();
+    assert!(info.is_live() && !info.is_ready(), "a standby is live and not ready");
+    assert_eq!(info.state, State::Running);
+    assert_eq!(invalid(standby.pause(&id()).await), Some(StateOrStandby::Standby));
+    let epoch = target.checkpoint(&id()).unwrap().epoch;
+    until(&active, append(&source, "a", &Act::default())).await;
+    assert_eq!(target.checkpoint(&id()).unwrap().epoch, epoch, "a standby never raises the epoch");
+    active.stop(&id()).await.expect("it stops");
+    until(&standby, append(&source, "a", &Act::default())).await;
+    assert_eq!(standby.info(&id()).unwrap().role, Role::Active);
+    assert_eq!(applied(&target), [0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_nodes_without_a_lease_take_turns_and_the_read_model_is_right() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    for n in 0..200 {
+        append(&source, &format!("s{}", n % 9), &Act { wait: 500, ..Act::default() });
+    }
+    // Either node may be ahead: acks of one must not keep events from the other.
+    let options = || options().lease(Lease::Off).batch_events(5);
+    let (one, _) = start(&source, &target, options()).await;
+    let (two, _) = start(&source, &target, options()).await;
+    until(&one, Position::new(199)).await;
+    until(&two, Position::new(199)).await;
+    assert_eq!(applied(&target), (0..200).collect::<Vec<_>>());
+    assert_eq!(target.violations(), Vec::<String>::new());
+    assert!(target.checkpoint(&id()).unwrap().epoch > 1, "both have held it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wait_for_answers_by_type_for_each_way_in_which_it_may_never_come() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let scriba = Scriba::new();
+    let short = Duration::from_millis(50);
+    let wait = async |what| scriba.wait_for(&id(), what, short).await;
+    scriba.attach(target.clone());
+    let far = WaitFor::Position(Position::new(9));
+    assert!(matches!(wait(far).await, Err(WaitError::NeverStarted { .. })));
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
+    running(&scriba).await;
+    assert!(wait(WaitFor::Head).await.is_ok(), "an empty source has nothing to wait for");
+    let bad = append(&source, "a", &Act { fail: 9, how: Fail::Permanent, ..Act::default() });
+    let good = append(&source, "a", &Act::default());
+    assert!(scriba.wait_for(&id(), WaitFor::Head, Duration::from_secs(5)).await.is_ok());
+    assert!(wait(WaitFor::Position(bad)).await.is_ok(), "a dead letter is accounted for");
+    let dead = wait(WaitFor::Event(bad)).await;
+    assert!(matches!(&dead, Err(WaitError::DeadLettered { kind, .. }) if kind == "scripted"), "{dead:?}");
+    assert!(wait(WaitFor::Event(good)).await.is_ok());
+    let late = wait(far).await;
+    assert!(matches!(late, Err(WaitError::Timeout { watermark, .. }) if watermark == Some(good)), "{late:?}");
+    scriba.stop(&id()).await.expect("it stops");
+    assert!(matches!(wait(far).await, Err(WaitError::Stopped { .. })));
+    let elsewhere = Scriba::new();
+    elsewhere.attach(target);
+    assert!(matches!(elsewhere.wait_for(&id(), far, short).await, Err(WaitError::Stopped { .. })));
+    assert!(elsewhere.wait_for(&id(), WaitFor::Position(good), short).await.is_ok(), "on any node");
+    let listed = elsewhere.list().await.expect("the tables answer");
+    assert_eq!((listed[0].id.clone(), listed[0].state), (ProjectionId::from("script"), State::Stopped));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_can_begin_now_or_after_a_position_and_keeps_where_it_began() {
+    let source = MemorySource::new();
+    for _ in 0..5 {
+        append(&source, "a", &Act::default());
+    }
+    for (from, first) in [(StartFrom::Now, 5), (StartFrom::After(Position::new(2)), 3), (StartFrom::Beginning, 0)] {
+        let target = MemoryTarget::new();
+        source.forget_acks();
+        let (scriba, _) = start(&source, &target, options().start_from(from)).await;
+        running(&scriba).await;
+        let last = append(&source, "a", &Act::default());
+        until(&scriba, last).await;
+        let expected: Vec<_> = (first..=last.get()).collect();
+        if from == StartFrom::Now {
+            assert_eq!(applied(&target), expected);
+        } else {
+            assert_eq!(applied(&target).first().copied(), Some(first));
+        }
+        scriba.shutdown().await.expect("it stops");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_a_replay_until_the_version_has_caught_up_once() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    for _ in 0..5 {
+        append(&source, "a", &Act::default());
+    }
+    let (scriba, script) = start(&source, &target, options()).await;
+    until(&scriba, Position::new(4)).await;
+    eventually("it has caught up", || target.checkpoint(&id()).unwrap().replay_position.is_some()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    scriba.stop(&id()).await.expect("it stops");
+    scriba.start(script.clone(), source.clone(), target.clone(), options()).await.expect("it starts again");
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    let replay: Vec<bool> = script.calls.lock().unwrap().iter().map(|call| call.replay).collect();
+    assert_eq!(replay, [true, true, true, true, true, false, false]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_life_of_a_projection_is_told_to_observers_in_order() {
+    let (source, target, recorder) = (MemorySource::new(), MemoryTarget::<u64>::new(), Recorder::new());
+    let scriba = Scriba::with_observers([std::sync::Arc::new(recorder.clone()) as _]);
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    scriba.pause(&id()).await.expect("it pauses");
+    scriba.resume(&id()).await.expect("it resumes");
+    scriba.stop(&id()).await.expect("it stops");
+    let life: Vec<&str> = recorder
+        .events_of(&id())
+        .iter()
+        .filter_map(|event| match event {
+            Recorded::CheckpointLoaded { .. } => Some("checkpoint loaded"),
+            Recorded::Subscribed { .. } => Some("subscribed"),
+            Recorded::EventStart { .. } => Some("event start"),
+            Recorded::EventStop { .. } => Some("event stop"),
+            Recorded::BatchStop { .. } => Some("batch stop"),
+            Recorded::Paused => Some("paused"),
+            Recorded::Resumed => Some("resumed"),
+            Recorded::Stopped => Some("stopped"),
+            _ => None,
+        })
+        .collect();
+    let expected =
+        ["checkpoint loaded", "subscribed", "event start", "event stop", "batch stop", "paused", "resumed", "stopped"];
+    assert_eq!(life, expected);
+}

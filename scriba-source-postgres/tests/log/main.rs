@@ -1,0 +1,11 @@
+//! The log source against a real server.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod bed;
+mod gaps;
+mod layouts;
+mod paging;
+mod refusals;
+mod stress;
+mod waiting;

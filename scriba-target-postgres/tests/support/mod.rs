@@ -1,0 +1,120 @@
+//! What the tests of this crate share: a migrated target in a database of its own, and batches in few words.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent};
+use scriba_core::dead_letter::Failure;
+use scriba_core::source::SourceIdentity;
+use scriba_core::target::{Batch, Entry, Owner, TakeOver, TakeOverError, TakenOver, Target, Write};
+use scriba_core::{EventMeta, Outcome, Position, ProjectionId, RecordedEvent};
+use scriba_target_postgres::{PgOp, PgTarget, sql};
+use scriba_testing::postgres::{Database, Postgres};
+use sqlx::PgPool;
+
+pub struct Fixture {
+    pub database: Database,
+    pub pool: PgPool,
+    pub target: PgTarget,
+}
+
+/// A database with the control tables, and a table `seen` whose rows show each time an event was applied.
+pub async fn fixture() -> Fixture {
+    let bare = bare().await;
+    bare.target.migrate().await.unwrap();
+    sqlx::raw_sql("CREATE TABLE seen (position bigint)").execute(&bare.pool).await.unwrap();
+    bare
+}
+
+/// An empty database.
+pub async fn bare() -> Fixture {
+    let database = Postgres::shared().await.unwrap().create_database().await.unwrap();
+    let pool = database.pool(4).await.unwrap();
+    Fixture { target: PgTarget::new(pool.clone()), database, pool }
+}
+
+impl Fixture {
+    /// Positions that the read model has seen, in order, with repetitions.
+    pub async fn seen(&self) -> Vec<i64> {
+        sqlx::query_scalar("SELECT position FROM seen ORDER BY position").fetch_all(&self.pool).await.unwrap()
+    }
+
+    pub async fn stored(&self) -> Checkpoint {
+        use scriba_core::target::Tables;
+        self.target.stored(&id()).await.unwrap().unwrap().checkpoint
+    }
+}
+
+pub fn id() -> ProjectionId {
+    ProjectionId::new("orders", 3)
+}
+
+pub fn source() -> SourceIdentity {
+    SourceIdentity { kind: "memory".to_owned(), fingerprint: "it's \\ \"here\"".to_owned() }
+}
+
+pub fn owner(name: &str) -> Owner {
+    Owner { id: name.to_owned(), description: format!("node {name}") }
+}
+
+/// A take-over as owner, with a lease of `lease`; without a lease where there is no owner.
+pub async fn take_over_as(
+    target: &PgTarget,
+    owner: Option<&Owner>,
+    lease: Duration,
+) -> Result<TakenOver<PgOp>, TakeOverError> {
+    let (id, source) = (id(), source());
+    let request = TakeOver { id: &id, owner, lease, initial: None, source: &source, event_types: None };
+    target.take_over(request).await
+}
+
+pub async fn take_over(target: &PgTarget) -> TakenOver<PgOp> {
+    take_over_as(target, None, Duration::from_secs(30)).await.unwrap()
+}
+
+pub fn event(position: u64) -> RecordedEvent {
+    RecordedEvent {
+        id: format!("event {position}").into(),
+        stream_id: "stream".into(),
+        event_type: "Happened".into(),
+        position: Position::new(position),
+        revision: None,
+        data: Bytes::from_static(b"{\"a\": 1}"),
+        metadata: Bytes::new(),
+        occurred_at: None,
+    }
+}
+
+/// An event that leaves its position in `seen`.
+pub fn seen(position: u64) -> Entry<PgOp> {
+    run(position, format!("INSERT INTO seen VALUES ({position})"))
+}
+
+/// An event that runs a statement.
+pub fn run(position: u64, text: impl Into<String>) -> Entry<PgOp> {
+    let outcome = Outcome::from(sql(text.into()));
+    Entry { meta: EventMeta::new(event(position), false), write: Write::Apply(outcome) }
+}
+
+/// An event that is dead-lettered.
+pub fn dead(event: RecordedEvent, failure: Failure) -> Entry<PgOp> {
+    Entry { meta: EventMeta::new(event, false), write: Write::DeadLetter(failure) }
+}
+
+pub fn failure(kind: &str) -> Failure {
+    Failure { kind: kind.to_owned(), message: "it broke".to_owned(), detail: "at 1:2".to_owned(), attempts: 3 }
+}
+
+/// A batch on top of a checkpoint, counted by its entries.
+pub fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<PgOp>>) -> Batch<PgOp> {
+    let last = entries.last().expect("entries").meta.event().clone();
+    let dead = entries.iter().filter(|entry| entry.dead_letter().is_some()).count() as u64;
+    let counts = Counts { applied: entries.len() as u64 - dead, skipped: 0, dead_lettered: dead };
+    let last_event = LastEvent { position: last.position, id: last.id };
+    Batch { id: id(), advance: checkpoint.advance(last.position, Some(last_event), counts), entries }
+}
+
+pub fn advance(checkpoint: &Checkpoint, watermark: u64) -> Advance {
+    checkpoint.advance(Position::new(watermark), None, Counts::default())
+}
