@@ -13,10 +13,10 @@ use std::env;
 use std::process::{Command, ExitCode, Stdio};
 use std::str::FromStr;
 
+use scriba_benches::Result;
 use scriba_benches::fill::{Fill, create_log, fill};
 use scriba_benches::measure::summary;
 use scriba_benches::side::{Side, catch_up, check_balances, idle};
-use scriba_benches::{Result, engine_loop};
 use scriba_testing::postgres::{Database, Postgres, PostgresOptions};
 use sqlx::{ConnectOptions, PgConnection};
 
@@ -82,7 +82,7 @@ async fn compare_catch_ups(options: &Options) -> Result<()> {
     let mut rates: Vec<Vec<f64>> = vec![Vec::new(); sides.len()];
     for pair in 1..=options.or("pairs", 5)? {
         for (side, rates) in sides.iter().zip(&mut rates) {
-            prepare(*side, &mut connection).await?;
+            prepare(*side, &mut connection, &database).await?;
             let [took, cpu, peak_kib] = measure_side("side-catch-up", *side, &database, &[])?;
             check_balances(&mut connection).await?;
             #[expect(clippy::cast_precision_loss, reason = "counts of events are small")]
@@ -110,7 +110,7 @@ async fn compare_idle(options: &Options) -> Result<()> {
             let database = server.create_database().await?;
             let mut connection = database.connect_options().connect().await?;
             create_log(&mut connection, false).await?;
-            prepare(*side, &mut connection).await?;
+            prepare(*side, &mut connection, &database).await?;
             let [p50, p99] = measure_side("side-idle", *side, &database, &["--events", &events.to_string()])?;
             check_balances(&mut connection).await?;
             println!("pair {pair}: {side} p50 {p50:.2} ms, p99 {p99:.2} ms");
@@ -123,19 +123,14 @@ async fn compare_idle(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The hand-written loop, and the engine where there is one.
-fn sides(options: &Options) -> Result<Vec<Side>> {
-    let hand = options.or("hand", "hand-merged".to_owned())?.parse()?;
-    if engine_loop::AVAILABLE {
-        return Ok(vec![hand, Side::Engine]);
-    }
-    println!("the engine is not wired to this bench yet: only the hand-written loop runs");
-    Ok(vec![hand])
+/// The hand-written loop and the engine.
+fn sides(options: &Options) -> Result<[Side; 2]> {
+    Ok([options.or("hand", "hand-merged".to_owned())?.parse()?, Side::Engine])
 }
 
 /// The same start for every run: empty tables, and no write-back of an earlier run under way.
-async fn prepare(side: Side, connection: &mut PgConnection) -> Result<()> {
-    side.reset(connection).await?;
+async fn prepare(side: Side, connection: &mut PgConnection, database: &Database) -> Result<()> {
+    side.reset(connection, &database.connect_options()).await?;
     sqlx::raw_sql("CHECKPOINT").execute(connection).await?;
     Ok(())
 }

@@ -43,17 +43,17 @@ impl FromStr for Side {
 
 impl Side {
     /// Puts read model and checkpoint back to the beginning.
-    pub async fn reset(self, connection: &mut PgConnection) -> Result<()> {
+    pub async fn reset(self, connection: &mut PgConnection, database: &PgConnectOptions) -> Result<()> {
         match self {
             Self::Hand(_) => hand_loop::reset(connection).await,
-            Self::Engine => engine_loop::reset(connection).await,
+            Self::Engine => engine_loop::reset(connection, database).await,
         }
     }
 
     async fn run(self, database: PgConnectOptions, until: Until, watermark: watch::Sender<Option<i64>>) -> Result<()> {
         match self {
             Self::Hand(adds) => hand_loop::run(&database, adds, until, &watermark).await,
-            Self::Engine => engine_loop::run(&database, until, &watermark).await,
+            Self::Engine => engine_loop::run(&database, until, watermark).await,
         }
     }
 }

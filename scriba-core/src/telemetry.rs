@@ -241,6 +241,12 @@ macro_rules! hooks {
         /// caught.
         #[allow(unused_variables)]
         pub trait Observer: Send + Sync + 'static {
+            /// Whether it wants [`Observer::event_start`] and [`Observer::event_stop`], which cost two looks at a clock for
+            /// each event. Asked at the start of a projection.
+            fn watches_events(&self) -> bool {
+                true
+            }
+
             $($(#[$doc])* fn $hook(&self, id: &ProjectionId, event: &$event) {})*
         }
 
@@ -316,12 +322,14 @@ pub struct Telemetry {
 struct Inner {
     id: ProjectionId,
     observers: Vec<Arc<dyn Observer>>,
+    watches_events: bool,
 }
 
 impl Telemetry {
     /// For a projection, reporting to all of the observers in order.
     pub fn new(id: ProjectionId, observers: Vec<Arc<dyn Observer>>) -> Self {
-        Self { inner: Arc::new(Inner { id, observers }) }
+        let watches_events = observers.iter().any(|observer| observer.watches_events());
+        Self { inner: Arc::new(Inner { id, observers, watches_events }) }
     }
 
     /// The projection reported about.
@@ -331,7 +339,7 @@ impl Telemetry {
 
     /// Whether someone looks at single events: the engine leaves out clocks and calls where nobody does.
     pub(crate) fn watches_events(&self) -> bool {
-        !self.inner.observers.is_empty() || tracing::enabled!(target: "scriba", tracing::Level::TRACE)
+        self.inner.watches_events || tracing::enabled!(target: "scriba", tracing::Level::TRACE)
     }
 }
 

@@ -136,19 +136,22 @@ fn a_type_is_compared_byte_by_byte_with_what_the_attribute_says() {
 #[test]
 fn an_enum_that_comes_out_of_a_macro_decodes_like_any_other() {
     macro_rules! events {
-        ($body:ty, $upcast:path) => {
+        ($body:ty, $upcast:path, $shipped:literal, $alias:expr) => {
             #[derive(Debug, PartialEq, Events)]
             enum FromMacro {
                 OrderPlaced($body),
                 #[event(upcast = $upcast)]
                 OrderPaid(OrderPlaced),
+                #[event($shipped, alias = $alias)]
                 OrderShipped(String),
             }
         };
     }
-    events!(OrderPlaced, euros);
-    let shipped = FromMacro::decode(&event("OrderShipped", br#""o-1""#));
-    assert_eq!(shipped.ok(), Some(FromMacro::OrderShipped("o-1".to_owned())));
+    events!(OrderPlaced, euros, "order-shipped", "OrderShippedV1");
+    for event_type in ["order-shipped", "OrderShippedV1"] {
+        let shipped = FromMacro::decode(&event(event_type, br#""o-1""#));
+        assert_eq!(shipped.ok(), Some(FromMacro::OrderShipped("o-1".to_owned())));
+    }
     let paid = OrderPlaced { order_id: "o-1".to_owned(), cents: 100 };
     assert_eq!(FromMacro::decode(&event("OrderPaid", b"o-1 1")).ok(), Some(FromMacro::OrderPaid(paid)));
 }

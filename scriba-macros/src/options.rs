@@ -42,13 +42,22 @@ struct Given {
 impl Parse for Given {
     fn parse(input: ParseStream<'_>) -> Result<Self> {
         if input.peek(Lit) {
-            let value: Expr = input.parse()?;
+            let value = value(input)?;
             return Ok(Self { key: BARE.to_owned(), span: value.span(), value: Some(value) });
         }
         let key = input.call(Ident::parse_any)?;
-        let value = if input.parse::<Option<Token![=]>>()?.is_some() { Some(input.parse()?) } else { None };
+        let value = if input.parse::<Option<Token![=]>>()?.is_some() { Some(value(input)?) } else { None };
         Ok(Self { key: key.to_string(), span: key.span(), value })
     }
+}
+
+/// A value, out of the invisible group in which a macro that wrote the attribute hands on what it was given.
+fn value(input: ParseStream<'_>) -> Result<Expr> {
+    let mut value = input.parse()?;
+    while let Expr::Group(group) = value {
+        value = *group.expr;
+    }
+    Ok(value)
 }
 
 impl Options {

@@ -42,14 +42,12 @@ pub(crate) struct Frontier {
     bounds: HashMap<String, Option<i64>>,
     /// The lowest number the sequence can draw.
     lowest: i64,
-    /// The sequence's increment.
-    step: i64,
 }
 
 impl Frontier {
     /// Everything up to `after` is accounted for.
-    pub(crate) fn new(after: Option<i64>, lowest: i64, step: i64) -> Self {
-        Self { settled: after, highest: after, bounds: HashMap::new(), lowest, step }
+    pub(crate) fn new(after: Option<i64>, lowest: i64) -> Self {
+        Self { settled: after, highest: after, bounds: HashMap::new(), lowest }
     }
 
     /// Every number up to here is final.
@@ -89,9 +87,11 @@ impl Frontier {
     }
 
     /// Judges a row that a statement *after* the last probe shows as the next one behind `cursor`.
+    ///
+    /// The sequence's increment makes nothing contiguous, since it can be altered while the log is read.
     pub(crate) fn judge(&self, cursor: Option<i64>, position: i64) -> Verdict {
         let contiguous = match cursor {
-            Some(cursor) => cursor.checked_add(self.step) == Some(position),
+            Some(cursor) => cursor.checked_add(1) == Some(position),
             None => position <= self.lowest,
         };
         if contiguous {

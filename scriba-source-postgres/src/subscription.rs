@@ -34,6 +34,8 @@ const REPORT_AFTER: Duration = Duration::from_secs(1);
 /// Numbers that a filtered page looks through at most, at first; see [`Span`].
 const FIRST_SPAN: i64 = 16_384;
 
+const NOT_PROBED: Option<i64> = Some(i64::MAX);
+
 type Evidence = (Option<i64>, Vec<String>, bool, DateTime<Utc>, bool);
 
 pub(crate) struct PgSubscription {
@@ -45,6 +47,8 @@ pub(crate) struct PgSubscription {
     /// Everything up to here has been handed out, or is none of what was asked for.
     cursor: Option<i64>,
     frontier: Frontier,
+    /// What the first probe saw as the highest position; until then beyond every position.
+    first_head: Option<i64>,
     page_size: PageSize,
     span: Span,
     /// Until then a page comes with a probe before it.
@@ -132,7 +136,8 @@ impl PgSubscription {
             telemetry: request.telemetry,
             event_types: request.event_types,
             cursor,
-            frontier: Frontier::new(cursor, catalog.sequence.lowest, catalog.sequence.step),
+            frontier: Frontier::new(cursor, catalog.sequence.lowest),
+            first_head: NOT_PROBED,
             page_size: PageSize::new(log.page_rows),
             span: Span(FIRST_SPAN),
             warm_until: None,
@@ -173,7 +178,7 @@ impl PgSubscription {
                     self.report_passed(&read.passed);
                     self.held = None;
                     self.cursor = Some(last);
-                    let caught_up = read.end == End::Exhausted;
+                    let caught_up = read.end == End::Exhausted || read.end == End::Gap && self.is_past_first_head();
                     return Ok(Look::Found(self.page(read, None, caught_up)));
                 }
                 (None, End::Gap) if !probed => {
@@ -217,7 +222,8 @@ impl PgSubscription {
         if read.end == End::Exhausted {
             self.span.learn(started.elapsed());
             self.cursor = Some(to);
-            let caught_up = fresh && to == settled && !self.frontier.holds();
+            let nothing_held = fresh && !self.frontier.holds();
+            let caught_up = to == settled && (nothing_held || self.is_past_first_head());
             return Ok(Look::Found(self.page(read, Some(to), caught_up)));
         }
         if let Some(last) = read.events.last() {
@@ -241,7 +247,16 @@ impl PgSubscription {
             )));
         }
         self.frontier.fold(Probe { highest, holders });
+        if self.first_head == NOT_PROBED {
+            self.first_head = highest;
+        }
         Ok(())
+    }
+
+    /// Whether everything there was at the first probe is behind the cursor: under constant load, where some append is always
+    /// open and something always held, that is what having caught up means.
+    fn is_past_first_head(&self) -> bool {
+        self.cursor >= self.first_head
     }
 
     /// Runs a page and takes in what may be delivered of it; nothing else changes. With a filter, everything it shows may be.
@@ -339,9 +354,13 @@ impl PgSubscription {
     fn report_passed(&self, passed: &[(Option<i64>, i64)]) {
         for (at, position) in passed {
             let age = self.held.filter(|held| held.at == *at).map(|held| held.since.elapsed()).unwrap_or_default();
-            let ends = (Position::from_i64(self.behind(*at)), Position::from_i64(position.saturating_sub(1)));
+            let first = self.behind(*at);
+            // What the increment leaps over was never a number of the sequence.
+            let leap = at.is_some() && position - first < self.catalog.sequence.step;
+            let ends = (Position::from_i64(first), Position::from_i64(position.saturating_sub(1)));
             if let (Ok(from), Ok(to)) = ends
                 && from <= to
+                && !leap
             {
                 self.telemetry.gap_passed(&GapPassed { from, to, age, evidence: "no_holder" });
             }

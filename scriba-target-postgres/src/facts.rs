@@ -10,10 +10,11 @@ use crate::statement::quoted_name;
 use crate::table::{ColumnMeta, TableMeta, ValueKind};
 
 /// How long facts are believed before they are read again.
-const MAX_AGE: Duration = Duration::from_secs(60);
+const MAX_AGE: Duration = Duration::from_mins(1);
 
 /// What decides how operations on one table may be written. Column sets are bits by column index of the table's meta.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "facts are independent of each other")]
 pub(crate) struct TableFacts {
     /// The same for all metas of one table whose keys can be compared with each other.
     pub(crate) identity: u32,
@@ -46,7 +47,8 @@ pub(crate) enum FactsError {
     Mismatch(String),
 }
 
-/// Facts of the tables met so far, by the address of their meta.
+/// Facts of the tables met so far, by the address of their meta. Dropped where a statement failed, since the schema may
+/// have changed.
 #[derive(Debug, Default)]
 pub(crate) struct FactsCache {
     tables: FxHashMap<usize, Known>,
@@ -85,12 +87,6 @@ impl FactsCache {
             }
         }
         Ok(())
-    }
-
-    /// Forgets everything: the schema may have changed.
-    pub(crate) fn clear(&mut self) {
-        self.tables.clear();
-        self.identities.clear();
     }
 
     pub(crate) fn get(&self, meta: &'static TableMeta) -> Option<&TableFacts> {
@@ -220,7 +216,6 @@ macro_rules! row {
 }
 
 row! {
-#[expect(clippy::struct_excessive_bools, reason = "one row of questions that the catalogue answers with yes or no")]
 struct TableRow {
     oid: i64,
     component: i64,
@@ -257,7 +252,6 @@ impl TableRow {
 }
 
 row! {
-#[expect(clippy::struct_excessive_bools, reason = "one row of questions that the catalogue answers with yes or no")]
 struct ColumnRow {
     attnum: i16,
     name: String,

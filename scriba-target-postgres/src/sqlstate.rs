@@ -1,5 +1,7 @@
 //! What sqlx reports, as the failures the engine decides by.
 
+use std::fmt::Write as _;
+
 use scriba_core::target::TargetError;
 use scriba_core::{FailureClass, Position, PositionOutOfRange, classify};
 use sqlx::postgres::{PgDatabaseError, PgSeverity};
@@ -31,7 +33,8 @@ fn database_error(error: &sqlx::Error, what: &str) -> TargetError {
         [("table", database.table()), ("column", database.column()), ("constraint", database.constraint())]
     {
         if let Some(name) = name {
-            message.push_str(&format!(", {kind} {name}"));
+            // Writing to a String cannot fail.
+            let _ = write!(message, ", {kind} {name}");
         }
     }
     message.push(')');

@@ -17,7 +17,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgBindIterExt, PgConnection,
 use sqlx::{Arguments, AssertSqlSafe, Encode, Postgres, Type};
 
 pub(crate) use self::key::Key;
-use self::text::{arrays, filtered_parts, filtered_text, sql_text};
+use self::text::{Filtered, arrays, filtered_parts, filtered_text, sql_text};
 pub(crate) use self::text::{keyed_text, quoted_name};
 use crate::op::{Conflict, DeleteOp, PgOp, Rows, SqlOp, UpdateOp};
 use crate::table::{TableMeta, ValueKind};
@@ -190,7 +190,7 @@ impl<'a> Statement<'a> {
                 }
             }
             Kind::Filtered((_, op)) => {
-                let (table, _, values) = filtered_parts(op);
+                let Filtered { table, values, .. } = filtered_parts(op);
                 for (column, value) in values {
                     add_array(&mut arguments, table.columns[column].kind, std::iter::once(value))?;
                 }

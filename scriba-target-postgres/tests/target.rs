@@ -1,5 +1,7 @@
 //! The target against a real Postgres: commits, fences, leases, dead letters, what others read.
 
+#![expect(clippy::unwrap_used, reason = "a test fails where it does not hold")]
+
 mod support;
 
 use std::time::Duration;
@@ -9,11 +11,11 @@ use chrono::{TimeZone, Utc};
 use scriba_core::checkpoint::{Counts, LastEvent};
 use scriba_core::dead_letter::Failure;
 use scriba_core::target::{
-    Batch, CommitError, DeadLetterFilter, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables, TakeOver,
-    TakeOverError, Target,
+    Batch, CommitError, Committed, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables,
+    TakeOver, TakeOverError, Target, Write,
 };
-use scriba_core::{FailureClass, Position, ProjectionId, State};
-use scriba_target_postgres::{PgTarget, Switch};
+use scriba_core::{EventMeta, FailureClass, Outcome, Position, ProjectionId, State};
+use scriba_target_postgres::{PgOp, PgTarget, Switch, Table};
 use sqlx::{Connection, PgConnection};
 use support::{
     Fixture, advance, batch, dead, event, failure, fixture, id, owner, run, seen, source, take_over, take_over_as,
@@ -612,6 +614,70 @@ async fn dead_letters_are_filtered_paged_and_counted() {
     assert!(stats.oldest <= stats.newest && stats.oldest.is_some());
     let none = fixture.target.dead_letter_stats(&ProjectionId::new("orders", 1)).await.unwrap();
     assert_eq!((none.total, none.oldest), (0, None));
+}
+
+#[derive(Table)]
+#[table(name = "accounts")]
+struct Account {
+    #[table(key)]
+    id: i64,
+    balance: i64,
+}
+
+fn apply(position: u64, op: impl Into<PgOp>) -> Entry<PgOp> {
+    Entry { meta: EventMeta::new(event(position), false), write: Write::Apply(Outcome::from(op.into())) }
+}
+
+#[tokio::test]
+async fn a_thousand_operations_of_one_kind_are_one_statement_between_begin_and_commit() {
+    let fixture = fixture().await;
+    sqlx::raw_sql("CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL)")
+        .execute(&fixture.pool)
+        .await
+        .unwrap();
+    let mut taken = take_over(&fixture.target).await;
+    let open = (0..1000_u64).map(|n| apply(n, Account { id: n.cast_signed(), balance: 5 }.insert())).collect();
+    let opened = batch(&taken.checkpoint, open);
+    assert_eq!(taken.committer.commit(&opened).await.unwrap(), Committed { statements: 3 });
+    taken.checkpoint.committed(&opened.advance);
+    let add =
+        (1000..2000_u64).map(|n| apply(n, Account::update(n.cast_signed() - 1000).add(Account::BALANCE, 2))).collect();
+    assert_eq!(taken.committer.commit(&batch(&taken.checkpoint, add)).await.unwrap(), Committed { statements: 3 });
+    let sum: i64 =
+        sqlx::query_scalar("SELECT sum(balance)::bigint FROM accounts").fetch_one(&fixture.pool).await.unwrap();
+    assert_eq!(sum, 7_000);
+}
+
+#[tokio::test]
+async fn a_required_row_that_is_missing_is_an_integrity_failure_of_its_event() {
+    let fixture = fixture().await;
+    sqlx::raw_sql("CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL)")
+        .execute(&fixture.pool)
+        .await
+        .unwrap();
+    let mut taken = take_over(&fixture.target).await;
+    let missing = apply(4, Account::update(9_i64).add(Account::BALANCE, 2).required());
+    let CommitError::Failed(error) =
+        taken.committer.commit(&batch(&taken.checkpoint, vec![seen(3), missing])).await.unwrap_err()
+    else {
+        panic!("not failed")
+    };
+    assert_eq!((error.class, error.position), (FailureClass::Integrity, Some(Position::new(4))));
+    assert!(error.message.contains("no_row") && error.message.contains("accounts"), "{error}");
+    assert!(fixture.seen().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_table_that_is_missing_is_structural_and_named() {
+    let fixture = fixture().await;
+    let mut taken = take_over(&fixture.target).await;
+    let lost = apply(4, Account { id: 1, balance: 2 }.insert());
+    let CommitError::Failed(error) = taken.committer.commit(&batch(&taken.checkpoint, vec![lost])).await.unwrap_err()
+    else {
+        panic!("not failed")
+    };
+    assert_eq!(error.class, FailureClass::Structural);
+    assert!(error.message.contains("accounts"), "{error}");
 }
 
 #[tokio::test]

@@ -95,7 +95,7 @@ async fn a_table_dropped_or_renamed_while_reading_is_unusable_and_a_killed_conne
     bed.run(APPEND).await;
     let mut reader = bed.read().await;
     reader.until(1).await;
-    bed.run("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'scriba reader v1'").await;
+    bed.run("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'scriba reader v1'").await;
     let killed = reader.subscription.next(DEMAND).await.map(drop);
     assert!(matches!(killed, Err(SourceError::Unavailable { .. })), "{killed:?}");
     let mut reader = bed.read().await;

@@ -91,8 +91,15 @@ fn change(table: &TableMeta, at: usize, nth: usize, added: bool) -> String {
     if added { format!("{column} = t.{column} + {new}") } else { format!("{column} = {new}") }
 }
 
-/// The table, the filter and all values, changes first, of an operation by filter.
-pub(super) fn filtered_parts(op: &PgOp) -> (&'static TableMeta, &[(usize, Value)], Vec<(usize, &Value)>) {
+/// An operation by filter, taken apart.
+pub(super) struct Filtered<'a> {
+    pub(super) table: &'static TableMeta,
+    filter: &'a [(usize, Value)],
+    /// The changes, then what the filter compares with: the binds in their order.
+    pub(super) values: Vec<(usize, &'a Value)>,
+}
+
+pub(super) fn filtered_parts(op: &PgOp) -> Filtered<'_> {
     let (table, rows, set, add) = match op {
         PgOp::Update(op) => (op.table, &op.rows, op.set.as_slice(), op.add.as_slice()),
         PgOp::Delete(op) => (op.table, &op.rows, &[][..], &[][..]),
@@ -100,12 +107,13 @@ pub(super) fn filtered_parts(op: &PgOp) -> (&'static TableMeta, &[(usize, Value)
     };
     let Rows::Filter(filter) = rows else { unreachable!("no operation by filter") };
     let compared = filter.iter().filter(|(_, value)| *value != Value::Null);
-    (table, filter, set.iter().chain(add).chain(compared).map(|(column, value)| (*column, value)).collect())
+    let values = set.iter().chain(add).chain(compared).map(|(column, value)| (*column, value)).collect();
+    Filtered { table, filter, values }
 }
 
 /// An operation by filter. NULL is asked for by `IS NULL` and not by `IS NOT DISTINCT FROM`, which no index serves.
 pub(super) fn filtered_text(op: &PgOp) -> String {
-    let (table, filter, values) = filtered_parts(op);
+    let Filtered { table, filter, values } = filtered_parts(op);
     let name = quoted_name(table);
     let from = unnest(table, values.iter().map(|(at, _)| *at));
     let changes = values.len() - filter.iter().filter(|(_, value)| *value != Value::Null).count();

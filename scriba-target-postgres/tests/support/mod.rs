@@ -13,14 +13,14 @@ use scriba_target_postgres::{PgOp, PgTarget, sql};
 use scriba_testing::postgres::{Database, Postgres};
 use sqlx::PgPool;
 
-pub struct Fixture {
-    pub database: Database,
-    pub pool: PgPool,
-    pub target: PgTarget,
+pub(crate) struct Fixture {
+    pub(crate) database: Database,
+    pub(crate) pool: PgPool,
+    pub(crate) target: PgTarget,
 }
 
 /// A database with the control tables, and a table `seen` whose rows show each time an event was applied.
-pub async fn fixture() -> Fixture {
+pub(crate) async fn fixture() -> Fixture {
     let bare = bare().await;
     bare.target.migrate().await.unwrap();
     sqlx::raw_sql("CREATE TABLE seen (position bigint)").execute(&bare.pool).await.unwrap();
@@ -28,7 +28,7 @@ pub async fn fixture() -> Fixture {
 }
 
 /// An empty database.
-pub async fn bare() -> Fixture {
+pub(crate) async fn bare() -> Fixture {
     let database = Postgres::shared().await.unwrap().create_database().await.unwrap();
     let pool = database.pool(4).await.unwrap();
     Fixture { target: PgTarget::new(pool.clone()), database, pool }
@@ -36,30 +36,30 @@ pub async fn bare() -> Fixture {
 
 impl Fixture {
     /// Positions that the read model has seen, in order, with repetitions.
-    pub async fn seen(&self) -> Vec<i64> {
+    pub(crate) async fn seen(&self) -> Vec<i64> {
         sqlx::query_scalar("SELECT position FROM seen ORDER BY position").fetch_all(&self.pool).await.unwrap()
     }
 
-    pub async fn stored(&self) -> Checkpoint {
+    pub(crate) async fn stored(&self) -> Checkpoint {
         use scriba_core::target::Tables;
         self.target.stored(&id()).await.unwrap().unwrap().checkpoint
     }
 }
 
-pub fn id() -> ProjectionId {
+pub(crate) fn id() -> ProjectionId {
     ProjectionId::new("orders", 3)
 }
 
-pub fn source() -> SourceIdentity {
+pub(crate) fn source() -> SourceIdentity {
     SourceIdentity { kind: "memory".to_owned(), fingerprint: "it's \\ \"here\"".to_owned() }
 }
 
-pub fn owner(name: &str) -> Owner {
+pub(crate) fn owner(name: &str) -> Owner {
     Owner { id: name.to_owned(), description: format!("node {name}") }
 }
 
 /// A take-over as owner, with a lease of `lease`; without a lease where there is no owner.
-pub async fn take_over_as(
+pub(crate) async fn take_over_as(
     target: &PgTarget,
     owner: Option<&Owner>,
     lease: Duration,
@@ -69,11 +69,11 @@ pub async fn take_over_as(
     target.take_over(request).await
 }
 
-pub async fn take_over(target: &PgTarget) -> TakenOver<PgOp> {
+pub(crate) async fn take_over(target: &PgTarget) -> TakenOver<PgOp> {
     take_over_as(target, None, Duration::from_secs(30)).await.unwrap()
 }
 
-pub fn event(position: u64) -> RecordedEvent {
+pub(crate) fn event(position: u64) -> RecordedEvent {
     RecordedEvent {
         id: format!("event {position}").into(),
         stream_id: "stream".into(),
@@ -87,27 +87,27 @@ pub fn event(position: u64) -> RecordedEvent {
 }
 
 /// An event that leaves its position in `seen`.
-pub fn seen(position: u64) -> Entry<PgOp> {
+pub(crate) fn seen(position: u64) -> Entry<PgOp> {
     run(position, format!("INSERT INTO seen VALUES ({position})"))
 }
 
 /// An event that runs a statement.
-pub fn run(position: u64, text: impl Into<String>) -> Entry<PgOp> {
+pub(crate) fn run(position: u64, text: impl Into<String>) -> Entry<PgOp> {
     let outcome = Outcome::from(sql(text.into()));
     Entry { meta: EventMeta::new(event(position), false), write: Write::Apply(outcome) }
 }
 
 /// An event that is dead-lettered.
-pub fn dead(event: RecordedEvent, failure: Failure) -> Entry<PgOp> {
+pub(crate) fn dead(event: RecordedEvent, failure: Failure) -> Entry<PgOp> {
     Entry { meta: EventMeta::new(event, false), write: Write::DeadLetter(failure) }
 }
 
-pub fn failure(kind: &str) -> Failure {
+pub(crate) fn failure(kind: &str) -> Failure {
     Failure { kind: kind.to_owned(), message: "it broke".to_owned(), detail: "at 1:2".to_owned(), attempts: 3 }
 }
 
 /// A batch on top of a checkpoint, counted by its entries.
-pub fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<PgOp>>) -> Batch<PgOp> {
+pub(crate) fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<PgOp>>) -> Batch<PgOp> {
     let last = entries.last().expect("entries").meta.event().clone();
     let dead = entries.iter().filter(|entry| entry.dead_letter().is_some()).count() as u64;
     let counts = Counts { applied: entries.len() as u64 - dead, skipped: 0, dead_lettered: dead };
@@ -115,6 +115,6 @@ pub fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<PgOp>>) -> Batch<PgOp> 
     Batch { id: id(), advance: checkpoint.advance(last.position, Some(last_event), counts), entries }
 }
 
-pub fn advance(checkpoint: &Checkpoint, watermark: u64) -> Advance {
+pub(crate) fn advance(checkpoint: &Checkpoint, watermark: u64) -> Advance {
     checkpoint.advance(Position::new(watermark), None, Counts::default())
 }

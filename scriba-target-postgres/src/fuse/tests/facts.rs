@@ -141,13 +141,12 @@ async fn what_does_not_fit_the_struct_is_an_error_that_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn facts_are_read_once_and_again_after_clear() {
+async fn facts_are_read_once() {
     let mut place = Place::new("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
     let mut facts = FactsCache::default();
     facts.load(&mut place.conn, std::iter::once(&T)).await.unwrap();
     raw_sql("DROP TABLE t").execute(&mut place.conn).await.unwrap();
     facts.load(&mut place.conn, [&T, &T].into_iter()).await.unwrap();
     assert!(facts.get(&T).is_some());
-    facts.clear();
-    assert!(facts.load(&mut place.conn, std::iter::once(&T)).await.is_err());
+    assert!(FactsCache::default().load(&mut place.conn, std::iter::once(&T)).await.is_err());
 }

@@ -1,5 +1,7 @@
 //! Fused and one by one on a real Postgres: the same rows, or a failure of the whole.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 mod facts;
 mod forms;
 mod plans;
@@ -14,7 +16,7 @@ use crate::statement::StatementError;
 use crate::table::{ColumnMeta, ValueKind};
 use scriba_testing::postgres::Postgres;
 
-/// A table with its columns and the number of those, from the front, that are its key.
+/// A table whose first column is its key.
 const fn table(name: &'static str, columns: &'static [ColumnMeta]) -> TableMeta {
     TableMeta { schema: None, name, columns, key: &[0] }
 }
@@ -131,7 +133,7 @@ impl Place {
 
     async fn facts(&mut self, ops: &[Row<'_>]) -> FactsCache {
         let mut facts = FactsCache::default();
-        facts.load(&mut self.conn, ops.iter().filter_map(|(_, op)| table_of(op))).await.unwrap();
+        facts.load(&mut self.conn, ops.iter().filter_map(|row| table_of(row.1))).await.unwrap();
         facts
     }
 
@@ -157,7 +159,7 @@ impl Place {
             let query =
                 format!("SELECT coalesce(string_agg(t::text, ' ' ORDER BY t::text COLLATE \"C\"), '') FROM {table} t");
             let rows: String = sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut self.conn).await.unwrap();
-            all.push_str(&format!("{table}: {rows}\n"));
+            all.extend([&table, ": ", &rows, "\n"]);
         }
         all
     }
@@ -214,7 +216,7 @@ impl Place {
         let one_by_one = self.agree(ops).await;
         let ops = events(ops);
         let mut facts = self.facts(&ops).await;
-        for table in ops.iter().filter_map(|(_, op)| table_of(op)) {
+        for table in ops.iter().filter_map(|row| table_of(row.1)) {
             let mut forgetful = facts.get(table).unwrap().clone();
             forget(&mut forgetful);
             facts.insert(table, forgetful);
@@ -238,8 +240,8 @@ fn code(error: StatementError) -> String {
         StatementError::NoRow(_) => crate::statement::NO_ROW.to_owned(),
         StatementError::Database(error) => error
             .as_database_error()
-            .and_then(|error| error.code())
-            .map_or_else(|| error.to_string(), |code| code.into_owned()),
+            .and_then(sqlx::error::DatabaseError::code)
+            .map_or_else(|| error.to_string(), std::borrow::Cow::into_owned),
     }
 }
 

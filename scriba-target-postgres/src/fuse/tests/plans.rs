@@ -149,8 +149,8 @@ fn what_frees_or_changes_a_second_unique_value_stands_alone_in_its_table_and_no_
 
 #[test]
 fn an_unknown_table_and_a_time_between_microseconds_are_written_one_by_one() {
-    assert_eq!(planned(&[row(&A, 2), row(&A, 1)], &FactsCache::default()), ["INSERT a 2", "INSERT a 1"]);
     static TIMES: TableMeta = table("times", &[column("id", ValueKind::Timestamp)]);
+    assert_eq!(planned(&[row(&A, 2), row(&A, 1)], &FactsCache::default()), ["INSERT a 2", "INSERT a 1"]);
     let mut facts = facts();
     facts.insert(&TIMES, free(10));
     let at = |nanos| insert(&TIMES, [Value::Timestamp(chrono::DateTime::from_timestamp(0, nanos).unwrap())]);
