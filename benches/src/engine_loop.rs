@@ -18,7 +18,7 @@ use crate::events::{AccountOpened, Deposited, Withdrawn};
 use crate::hand_loop::{Until, reset_balances};
 
 /// No catch-up of a bench takes longer.
-const AN_HOUR: Duration = Duration::from_secs(3_600);
+const AN_HOUR: Duration = Duration::from_hours(1);
 
 /// Creates the table of balances and the control tables, all empty, in place of those that there are.
 pub async fn reset(connection: &mut PgConnection, database: &PgConnectOptions) -> Result<()> {

@@ -99,6 +99,9 @@ pub async fn idle(side: Side, database: PgConnectOptions, appends: u32) -> Resul
     let mut connection = database.connect().await?;
     let (sender, mut watermark) = watch::channel(None);
     let running = tokio::spawn(side.run(database, Until::Forever, sender));
+    let open = r#"INSERT INTO bank_events (stream_id, type, data)
+                  VALUES ('account-1', 'AccountOpened', '{"account":1,"owner":"owner 1"}')"#;
+    sqlx::raw_sql(open).execute(&mut connection).await?;
     let mut latencies = Vec::new();
     for _ in 0..appends {
         let sql = r#"INSERT INTO bank_events (stream_id, type, data)

@@ -68,8 +68,8 @@ async fn a_loop_that_was_taken_over_cannot_commit() -> Result<()> {
     watermark.wait_for(|at| *at == Some(5_000)).await?;
 
     catch_up(&database, Adds::Merged, LAST).await?;
-    let append = r#"INSERT INTO bank_events (stream_id, type, data)
-                    SELECT stream_id, 'Deposited', data FROM bank_events WHERE type = 'Deposited' LIMIT 1"#;
+    let append = "INSERT INTO bank_events (stream_id, type, data)
+                    SELECT stream_id, 'Deposited', data FROM bank_events WHERE type = 'Deposited' LIMIT 1";
     sqlx::raw_sql(append).execute(&mut connection).await?;
     let error = tokio::time::timeout(Duration::from_secs(10), first).await??.map_err(|error| error.to_string());
     assert!(error.as_ref().is_err_and(|error| error.contains("the checkpoint is not at epoch 1")), "{error:?}");

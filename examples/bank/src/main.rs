@@ -1,2 +1,169 @@
-//! Bank.
-fn main() {}
+//! A bank on Scriba: the example to copy from, and the acceptance test.
+//!
+//! ```text
+//! cargo run --release -p bank
+//! cargo run --release -p bank -- --kill-every 400
+//! cargo run --release -p bank -- --nodes 2 --no-lease
+//! ```
+//!
+//! Writers append the events of accounts to a log in Postgres, from several connections and with rollbacks. A child
+//! process projects them, while they are written, into two read models: balances, where amounts are added up, and
+//! entries, one row for each movement. Some events are bad on purpose and become dead letters.
+//!
+//! At the end each row of the read models, each dead letter and each count is compared with what the log says, by SQL; any
+//! difference is printed, and the exit code is 1. That has to come out right also when the child process is killed again and
+//! again by SIGKILL (`--kill-every`), and when two of them run the same projections without a lease to keep them apart.
+//!
+//! Without `--database-url` it starts a Postgres server of its own, which needs PostgreSQL installed and nothing else.
+//!
+//! | to see | read |
+//! |---|---|
+//! | how a projection is written | `events`, `projections` |
+//! | how a program runs it | `node` |
+//! | how progress is read from another process | `report` |
+//! | the rest of the experiment | `writer`, `nodes`, `database`, this file |
+
+mod database;
+mod events;
+mod node;
+mod nodes;
+mod projections;
+mod report;
+mod writer;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use scriba_core::{Position, Scriba, Source as _};
+use scriba_target_postgres::PgTarget;
+use tokio::time::{Instant, interval};
+
+use crate::database::Database;
+use crate::node::NodeOptions;
+use crate::nodes::Nodes;
+use crate::report::Progress;
+use crate::writer::Work;
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T> = std::result::Result<T, Error>;
+
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const PRINT_EVERY: Duration = Duration::from_secs(1);
+/// When nothing moves for so long, the run is given up.
+const STALLED_AFTER: Duration = Duration::from_secs(60);
+/// Connections beside those of the writers: one that looks and one that checks.
+const SPARE_CONNECTIONS: u32 = 2;
+
+/// A bank on Scriba: events are written and projected at the same time, and at the end the sums have to agree.
+#[derive(Parser)]
+#[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Hidden>,
+    #[command(flatten)]
+    run: Run,
+}
+
+#[derive(Subcommand)]
+enum Hidden {
+    /// The child process
+    #[command(hide = true)]
+    Node {
+        #[arg(long)]
+        database_url: String,
+        #[command(flatten)]
+        options: NodeOptions,
+    },
+}
+
+#[derive(clap::Args)]
+struct Run {
+    #[command(flatten)]
+    work: Work,
+    /// Kill a node by SIGKILL so often, in milliseconds; 0 is never
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    kill_every: u64,
+    /// Child processes that run the same projections
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    nodes: u8,
+    #[command(flatten)]
+    node: NodeOptions,
+    /// An empty database to use [default: on a server of its own]
+    #[arg(long)]
+    database_url: Option<String>,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let done = match arguments.command {
+        Some(Hidden::Node { database_url, options }) => node::run(&database_url, &options).await,
+        None => arguments.run.run().await,
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Run {
+    async fn run(self) -> Result<()> {
+        let database = Database::create(self.database_url.clone(), self.work.connections() + SPARE_CONNECTIONS).await?;
+        let mut nodes = Nodes::start(self.nodes.into(), &database.url, self.node.clone())?;
+        self.supervise(&database, &mut nodes).await?;
+        let killed = nodes.killed();
+        nodes.stop().await?;
+        println!("killed {killed} times");
+        report::conclude(&database.pool).await?;
+        database.pool.close().await;
+        Ok(())
+    }
+
+    /// Has the events written, kills nodes, and returns when the projections have accounted for everything.
+    async fn supervise(&self, database: &Database, nodes: &mut Nodes) -> Result<()> {
+        let scriba = Scriba::new();
+        scriba.attach(PgTarget::new(database.pool.clone()));
+        let mut log = database::log(database.pool.clone()).inspector().await?;
+        let mut writing = tokio::spawn(self.work.run(database.pool.clone()));
+        let mut written = false;
+        let mut looks = interval(LOOK_EVERY);
+        let mut kills = interval(Duration::from_millis(self.kill_every.max(1)));
+        // The first tick is at once.
+        kills.tick().await;
+        let mut progress = Progress::new();
+        let mut print_at = Instant::now() + PRINT_EVERY;
+        let mut handled = (0, Instant::now());
+        loop {
+            tokio::select! {
+                done = &mut writing, if !written => {
+                    done??;
+                    written = true;
+                }
+                _ = kills.tick(), if self.kill_every > 0 => nodes.kill_one()?,
+                _ = looks.tick() => {
+                    nodes.all_run()?;
+                    let head: Option<Position> = log.head().await?;
+                    let projections = report::look(&scriba).await?;
+                    let done = written && report::all_done(&projections, head);
+                    if done || Instant::now() >= print_at {
+                        print_at = Instant::now() + PRINT_EVERY;
+                        progress.print(&projections, head, nodes.killed());
+                    }
+                    if done {
+                        return Ok(());
+                    }
+                    let total: u64 = projections.iter().map(|stored| stored.counts().total()).sum();
+                    if total > handled.0 {
+                        handled = (total, Instant::now());
+                    } else if handled.1.elapsed() > STALLED_AFTER {
+                        return Err(format!("no event was handled for {STALLED_AFTER:?}").into());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -5,6 +5,8 @@ use crate::facts::FactsError;
 
 const ID_V: &[ColumnMeta] = &[column("id", ValueKind::I64), column("v", ValueKind::I64)];
 static T: TableMeta = table("t", ID_V);
+static T_W: TableMeta =
+    table("t", &[column("id", ValueKind::I64), column("v", ValueKind::I64), column("w", ValueKind::I64)]);
 static V_TEXT: TableMeta = table("t", &[column("id", ValueKind::I64), column("v", ValueKind::Text)]);
 static TEXT_KEY: TableMeta = table("t", &[column("id", ValueKind::Text), column("v", ValueKind::I64)]);
 static FLOAT_KEY: TableMeta = table("t", &[column("id", ValueKind::F64), column("v", ValueKind::I64)]);
@@ -103,6 +105,27 @@ async fn a_disabled_trigger_and_constant_or_stable_defaults_keep_nothing_in_orde
     .await
     .unwrap();
     assert_eq!((facts.one_by_one, facts.in_order), (None, false));
+}
+
+#[tokio::test]
+async fn columns_of_second_unique_indexes_their_expressions_and_predicates_are_known() {
+    for (index, columns) in [
+        ("CREATE INDEX ON t (v)", None),
+        ("CREATE UNIQUE INDEX ON t (id)", Some(0b001)),
+        ("CREATE UNIQUE INDEX ON t (v)", Some(0b010)),
+        ("CREATE UNIQUE INDEX ON t (abs(v))", Some(0b010)),
+        ("CREATE UNIQUE INDEX ON t (v) WHERE w > 0", Some(0b110)),
+        ("ALTER TABLE t ADD EXCLUDE USING btree ((v + w) WITH =)", Some(0b110)),
+        ("ALTER TABLE t ADD other int UNIQUE", Some(0)),
+    ] {
+        let mut place = Place::new("CREATE TABLE t (id bigint PRIMARY KEY, v bigint, w bigint)").await;
+        raw_sql(index).execute(&mut place.conn).await.unwrap();
+        let mut facts = FactsCache::default();
+        facts.load(&mut place.conn, std::iter::once(&T_W)).await.unwrap();
+        let facts = facts.get(&T_W).unwrap();
+        assert_eq!(facts.second_unique.then_some(facts.unique), columns, "{index}");
+        assert_eq!((facts.in_order, facts.one_by_one), (columns.is_some(), None), "{index}");
+    }
 }
 
 #[tokio::test]

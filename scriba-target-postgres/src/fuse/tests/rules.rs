@@ -341,7 +341,8 @@ async fn a_change_of_a_key_or_of_a_column_that_foreign_keys_refer_to_keeps_its_p
     )
     .await;
     let ops = [
-        delete(&T, int(5)),
+        // The first add makes its statement come before the change of the key.
+        add(&T, int(6), 1, int(1)),
         set(&T, int(1), 0, int(5)),
         add(&T, int(5), 1, int(1)),
         delete(&T, int(1)),

@@ -1,0 +1,62 @@
+//! The database of the bank: one that is given, or a server of its own for the time of the run.
+
+use scriba_source_postgres::PgLog;
+use scriba_target_postgres::PgTarget;
+use scriba_testing::postgres::{Postgres, PostgresError, PostgresOptions};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, Executor, PgPool};
+
+use crate::Result;
+
+/// The log as the projections read it.
+pub(crate) fn log(pool: PgPool) -> PgLog {
+    PgLog::new(pool, "bank_events")
+        .metadata_column("metadata")
+        .occurred_at_column("occurred_at")
+        .notify_channel("bank_events")
+}
+
+pub(crate) struct Database {
+    pub(crate) url: String,
+    pub(crate) pool: PgPool,
+    /// It goes when this is dropped; `None` where the database was given.
+    _server: Option<Postgres>,
+}
+
+impl Database {
+    /// Connects and creates the tables.
+    ///
+    /// # Errors
+    /// No server, or a database that holds a bank already.
+    pub(crate) async fn create(given: Option<String>, connections: u32) -> Result<Self> {
+        let (url, server) = match given {
+            Some(url) => (url, None),
+            None => {
+                let server = Postgres::start(PostgresOptions::durable()).await.map_err(|error| match error {
+                    PostgresError::NotFound => "no PostgreSQL found: install it (Debian, Ubuntu: `apt-get install \
+                                                postgresql`), or name an empty database with --database-url"
+                        .into(),
+                    other => crate::Error::from(other),
+                })?;
+                (server.create_database().await?.url(), Some(server))
+            }
+        };
+        let pool = PgPoolOptions::new().max_connections(connections).connect(&url).await?;
+        create_tables(&pool).await?;
+        Ok(Self { url, pool, _server: server })
+    }
+}
+
+pub(crate) async fn create_tables(pool: &PgPool) -> Result<()> {
+    let there: bool = sqlx::query_scalar("SELECT to_regclass('bank_events') IS NOT NULL").fetch_one(pool).await?;
+    if there {
+        return Err("the database holds a bank already: name an empty one with --database-url".into());
+    }
+    pool.execute(include_str!("schema.sql")).await?;
+    pool.execute(include_str!("expected.sql")).await?;
+    if let Some(trigger) = log(pool.clone()).notify_trigger_sql() {
+        pool.execute(sqlx::raw_sql(AssertSqlSafe(trigger))).await?;
+    }
+    PgTarget::new(pool.clone()).migrate().await?;
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! What the run says: progress while it runs, and at the end whether all sums agree with the log.
+
+use std::collections::HashMap;
+
+use scriba_core::target::{StoredProjection, Tables as _};
+use scriba_core::{Events, Handler, Position, Projection, ProjectionId, Scriba, State};
+use scriba_target_postgres::PgTarget;
+use sqlx::PgPool;
+use tokio::time::Instant;
+
+use crate::Result;
+use crate::projections::{Balances, Entries};
+
+/// Both projections as the tables know them: they run in other processes.
+///
+/// # Errors
+/// One of them has halted.
+pub(crate) async fn look(scriba: &Scriba) -> Result<Vec<StoredProjection>> {
+    let mut all = Vec::new();
+    for listed in scriba.list().await? {
+        let Some(stored) = listed.stored else { continue };
+        if listed.state == State::Halted {
+            return Err(format!("{} halted: {}", listed.id, stored.state.halt_reason.unwrap_or_default()).into());
+        }
+        all.push(stored);
+    }
+    Ok(all)
+}
+
+/// Whether both have accounted for everything up to the last position of the log.
+pub(crate) fn all_done(projections: &[StoredProjection], last: Option<Position>) -> bool {
+    projections.len() == 2 && projections.iter().all(|stored| stored.checkpoint.watermark >= last)
+}
+
+/// Prints how the projections get on.
+pub(crate) struct Progress {
+    started: Instant,
+    before: HashMap<ProjectionId, (u64, u64)>,
+    at: Instant,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self { started: Instant::now(), before: HashMap::new(), at: Instant::now() }
+    }
+
+    /// One line: for each projection the events handled a second, how many positions it is behind the head of the log, and
+    /// the time to catch up at this pace.
+    pub(crate) fn print(&mut self, projections: &[StoredProjection], head: Option<Position>, killed: usize) {
+        let since = self.at.elapsed().as_secs_f64();
+        self.at = Instant::now();
+        let mut line = format!("{:>4} s", self.started.elapsed().as_secs());
+        for stored in projections {
+            let handled = stored.counts().total();
+            let watermark = passed(stored.checkpoint.watermark);
+            let lag = passed(head).saturating_sub(watermark);
+            let (handled_before, watermark_before) =
+                self.before.insert(stored.id.clone(), (handled, watermark)).unwrap_or_default();
+            let rate = per_second(handled.saturating_sub(handled_before), since);
+            let pace = per_second(watermark.saturating_sub(watermark_before), since);
+            let left = match lag {
+                0 => "0 s".to_owned(),
+                _ if pace < 1.0 => "unknown time".to_owned(),
+                #[expect(clippy::cast_precision_loss, reason = "for people")]
+                lag => format!("{:.1} s", lag as f64 / pace),
+            };
+            line += &format!(" | {}: {handled} events, {rate:.0}/s, lag {lag}, {left} left", stored.id.name);
+        }
+        if killed > 0 {
+            line += &format!(" | killed {killed} times");
+        }
+        println!("{line}");
+    }
+}
+
+/// Positions up to this one.
+fn passed(position: Option<Position>) -> u64 {
+    position.map_or(0, Position::get)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people")]
+fn per_second(count: u64, seconds: f64) -> f64 {
+    count as f64 / seconds.max(1e-3)
+}
+
+/// Prints what came out, and compares it with what the log says.
+///
+/// # Errors
+/// There are differences, which have been printed.
+pub(crate) async fn conclude(pool: &PgPool) -> Result<()> {
+    let (accounts, closed, cents): (i64, i64, i64) = sqlx::query_as(
+        "SELECT count(*), count(*) FILTER (WHERE closed), coalesce(sum(cents), 0)::bigint FROM bank_balances",
+    )
+    .fetch_one(pool)
+    .await?;
+    println!("{accounts} accounts, {closed} of them closed, hold {cents} cents");
+    let mut differences = account_for::<Balances>(pool).await?;
+    differences.extend(account_for::<Entries>(pool).await?);
+    differences.extend(different_rows(pool).await?);
+    if differences.is_empty() {
+        println!("log, read models, dead letters and counts agree");
+        return Ok(());
+    }
+    for difference in &differences {
+        println!("DIFFERENT: {difference}");
+    }
+    Err(format!("{} differences between the log and what was made of it", differences.len()).into())
+}
+
+/// Prints the counts of a projection's checkpoint and its dead letters, and answers where they differ from the log.
+async fn account_for<P: Projection + Handler>(pool: &PgPool) -> Result<Vec<String>> {
+    let id = ProjectionId::of::<P>();
+    let types = P::Event::event_types().unwrap_or_default();
+    let (delivered, skipped, dead_lettered): (i64, i64, i64) = sqlx::query_as(
+        "SELECT count(*),
+                count(*) FILTER (WHERE metadata->>'skipped_by' = $2),
+                count(*) FILTER (WHERE metadata->>'dead_letter' IS NOT NULL)
+         FROM bank_events WHERE type = ANY($1)",
+    )
+    .bind(types)
+    .bind(&id.name)
+    .fetch_one(pool)
+    .await?;
+
+    let target = PgTarget::new(pool.clone());
+    let stored = target.stored(&id).await?.ok_or_else(|| format!("{id} has no checkpoint"))?;
+    let counts = stored.counts();
+    let letters = target.dead_letter_stats(&id).await?;
+    println!(
+        "{}: delivered {} = applied {} + skipped {} + dead-lettered {}",
+        id.name,
+        counts.total(),
+        counts.applied,
+        counts.skipped,
+        counts.dead_lettered
+    );
+    for (kind, count) in &letters.by_kind {
+        println!("    {count} dead letters of kind {kind}");
+    }
+
+    let applied = delivered - skipped - dead_lettered;
+    let expected = [("applied", applied), ("skipped", skipped), ("dead-lettered", dead_lettered)];
+    let found = [counts.applied, counts.skipped, counts.dead_lettered];
+    let mut differences: Vec<String> = (expected.into_iter().zip(found))
+        .filter(|((_, expected), found)| u64::try_from(*expected) != Ok(*found))
+        .map(|((what, expected), found)| format!("{id}: {what} {found}, by the log {expected}"))
+        .collect();
+    let rows: Vec<String> =
+        sqlx::query_scalar(DEAD_LETTERS).bind(types).bind(&id.name).bind(i64::from(id.version)).fetch_all(pool).await?;
+    differences.extend(rows.into_iter().map(|row| format!("dead letters of {id}: {row}")));
+    Ok(differences)
+}
+
+/// Rows of the read models that are not what the log makes of them.
+async fn different_rows(pool: &PgPool) -> Result<Vec<String>> {
+    let mut differences = Vec::new();
+    for (table, sql) in [("bank_balances", BALANCES), ("bank_entries", ENTRIES)] {
+        let rows: Vec<String> = sqlx::query_scalar(sql).fetch_all(pool).await?;
+        differences.extend(rows.into_iter().map(|row| format!("{table}: {row}")));
+    }
+    Ok(differences)
+}
+
+/// The rows of one query that the other does not have, and the other way round.
+macro_rules! differences {
+    ($expected:literal, $found:literal) => {
+        concat!(
+            "SELECT 'expected and not found: ' || row::text FROM (",
+            $expected,
+            " EXCEPT ALL ",
+            $found,
+            ") AS row UNION ALL SELECT 'found and not expected: ' || row::text FROM (",
+            $found,
+            " EXCEPT ALL ",
+            $expected,
+            ") AS row"
+        )
+    };
+}
+
+const BALANCES: &str = differences!("TABLE bank_expected_balances", "TABLE bank_balances");
+const ENTRIES: &str = differences!("TABLE bank_expected_entries", "TABLE bank_entries");
+const DEAD_LETTERS: &str = differences!(
+    "SELECT position, type, kind FROM bank_expected_dead_letters WHERE type = ANY($1)",
+    "SELECT position, event_type, error_kind FROM scriba_dead_letters WHERE name = $2 AND version = $3"
+);
+
+#[cfg(test)]
+mod tests {
+    use scriba_testing::postgres::Postgres;
+
+    use super::*;
+    use crate::database::create_tables;
+
+    #[tokio::test]
+    async fn rows_that_the_log_does_not_explain_and_rows_that_are_missing_are_found() -> Result<()> {
+        let database = Postgres::shared().await?.create_database().await?;
+        let pool = database.pool(2).await?;
+        create_tables(&pool).await?;
+        assert_eq!(different_rows(&pool).await?, [""; 0]);
+        sqlx::raw_sql(
+            r#"INSERT INTO bank_events (stream_id, type, data, metadata) VALUES
+                   ('account-1', 'AccountOpened', '{"account":1,"owner":"o"}', '{}'),
+                   ('account-1', 'Deposited', '{"account":1,"cents":7}', '{}'),
+                   ('account-1', 'Deposited', '{"account":1,"cents":"a lot"}', '{"dead_letter":"decode"}');
+               INSERT INTO bank_balances VALUES (1, 'o', 8, false)"#,
+        )
+        .execute(&pool)
+        .await?;
+        let mut found = different_rows(&pool).await?;
+        found.sort();
+        let expected = [
+            "bank_balances: expected and not found: (1,o,7,f)",
+            "bank_balances: found and not expected: (1,o,8,f)",
+            "bank_entries: expected and not found: (2,1,1,7)",
+        ];
+        assert_eq!(found, expected);
+        Ok(())
+    }
+}

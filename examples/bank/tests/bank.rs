@@ -1,0 +1,74 @@
+//! The whole program, run as a user runs it, on a throwaway Postgres of its own.
+
+use std::process::Command;
+
+struct Finished {
+    stdout: String,
+    stderr: String,
+    code: Option<i32>,
+}
+
+fn bank(arguments: &[&str]) -> Finished {
+    let output = Command::new(env!("CARGO_BIN_EXE_bank")).args(arguments).output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it prints UTF-8");
+    Finished { stdout: text(output.stdout), stderr: text(output.stderr), code: output.status.code() }
+}
+
+impl Finished {
+    /// The numbers of a projection's line: delivered, applied, skipped, dead-lettered.
+    fn counts(&self, projection: &str) -> Vec<u64> {
+        let start = format!("{projection}: delivered ");
+        let line = self.stdout.lines().find(|line| line.starts_with(&start));
+        let line = line.unwrap_or_else(|| panic!("no line for {projection}:\n{}{}", self.stdout, self.stderr));
+        line.split(' ').filter_map(|word| word.parse().ok()).collect()
+    }
+
+    fn killed(&self) -> u64 {
+        let line = self.stdout.lines().find_map(|line| line.strip_prefix("killed ")?.strip_suffix(" times"));
+        line.and_then(|count| count.parse().ok()).expect("it says how often it killed")
+    }
+
+    fn assert_that_all_sums_agree(&self) {
+        assert_eq!(self.code, Some(0), "{}{}", self.stdout, self.stderr);
+        assert!(self.stdout.contains("log, read models, dead letters and counts agree"), "{}", self.stdout);
+        for projection in ["balances", "entries"] {
+            let [delivered, applied, skipped, dead_lettered] = self.counts(projection)[..] else {
+                panic!("not four numbers: {}", self.stdout)
+            };
+            assert_eq!(delivered, applied + skipped + dead_lettered);
+        }
+    }
+}
+
+#[test]
+fn every_event_is_accounted_for_and_the_bad_ones_are_dead_letters() {
+    let run = bank(&["--events", "2000", "--accounts", "100", "--rate", "0"]);
+    run.assert_that_all_sums_agree();
+    assert_eq!(run.counts("balances")[0], 1_990, "all but the ten of a type that nobody lists");
+    assert_eq!(run.counts("balances")[2..], [10, 30], "skipped and dead-lettered");
+    assert_eq!(run.counts("entries")[2..], [0, 30]);
+    for kind in ["decode", "panic", "bank::projections::NegativeAmount"] {
+        assert_eq!(run.stdout.matches(&format!("10 dead letters of kind {kind}\n")).count(), 2, "{}", run.stdout);
+    }
+    assert_eq!(run.stderr, "", "panics on purpose do not flood the terminal");
+}
+
+#[test]
+fn sums_agree_after_twenty_kills() {
+    let run = bank(&["--events", "2000", "--accounts", "100", "--rate", "250", "--kill-every", "350"]);
+    run.assert_that_all_sums_agree();
+    assert!(run.killed() >= 20, "{}", run.stdout);
+}
+
+#[test]
+fn sums_agree_when_two_nodes_project_at_once_without_a_lease() {
+    let run = bank(&["--events", "2000", "--accounts", "100", "--rate", "400", "--nodes", "2", "--no-lease"]);
+    run.assert_that_all_sums_agree();
+}
+
+#[test]
+fn an_option_that_is_out_of_range_is_refused_by_name() {
+    let run = bank(&["--writers", "0"]);
+    assert_eq!(run.code, Some(2));
+    assert!(run.stderr.contains("--writers"), "{}", run.stderr);
+}
