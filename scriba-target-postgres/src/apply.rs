@@ -26,6 +26,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Constraints are checked statement by statement, so that what commits does not depend on where a batch ends.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET CONSTRAINTS ALL IMMEDIATE";
 
+/// Statements of the user get all joins there are; the committer's own get along with fewer.
+const PLAN_FREELY: &str = "SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on";
+
 /// Set in transactions that run statements of the user, gone with the transaction: what shows that they left it open.
 const TOKEN_SETTING: &str = "scriba.batch";
 
@@ -165,7 +168,7 @@ impl PgCommitter {
         let reset = if self.reset { "RESET ALL; " } else { "" };
         let call = checkpoint::advance_call(&self.id, advance, &self.expected(advance))?;
         let token = if user_code {
-            format!("; SELECT set_config('{TOKEN_SETTING}', '{}', true)", token(advance))
+            format!("; {PLAN_FREELY}; SELECT set_config('{TOKEN_SETTING}', '{}', true)", token(advance))
         } else {
             String::new()
         };

@@ -6,7 +6,7 @@ use scriba_testing::postgres::{Postgres, PostgresError, PostgresOptions};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Executor, PgPool};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// The log as the projections read it.
 pub(crate) fn log(pool: PgPool) -> PgLog {
@@ -29,17 +29,11 @@ impl Database {
     /// # Errors
     /// No server, or a database that holds a bank already.
     pub(crate) async fn create(given: Option<String>, connections: u32) -> Result<Self> {
-        let (url, server) = match given {
-            Some(url) => (url, None),
-            None => {
-                let server = Postgres::start(PostgresOptions::durable()).await.map_err(|error| match error {
-                    PostgresError::NotFound => "no PostgreSQL found: install it (Debian, Ubuntu: `apt-get install \
-                                                postgresql`), or name an empty database with --database-url"
-                        .into(),
-                    other => crate::Error::from(other),
-                })?;
-                (server.create_database().await?.url(), Some(server))
-            }
+        let (url, server) = if let Some(url) = given {
+            (url, None)
+        } else {
+            let server = Postgres::start(PostgresOptions::durable()).await.map_err(explain)?;
+            (server.create_database().await?.url(), Some(server))
         };
         let pool = PgPoolOptions::new().max_connections(connections).connect(&url).await?;
         create_tables(&pool).await?;
@@ -47,6 +41,21 @@ impl Database {
     }
 }
 
+fn explain(error: PostgresError) -> Error {
+    match error {
+        PostgresError::NotFound => {
+            "no PostgreSQL found: install it (Debian, Ubuntu: `apt-get install postgresql`), or name \
+                                    an empty database with --database-url"
+                .into()
+        }
+        other => other.into(),
+    }
+}
+
+/// Creates the log, the read models, the tables of Scriba, and views of what the read models have to be.
+///
+/// # Errors
+/// There is a bank already.
 pub(crate) async fn create_tables(pool: &PgPool) -> Result<()> {
     let there: bool = sqlx::query_scalar("SELECT to_regclass('bank_events') IS NOT NULL").fetch_one(pool).await?;
     if there {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p bank
-//! cargo run --release -p bank -- --kill-every 400
+//! cargo run --release -p bank -- --kill-every 400 --no-lease
 //! cargo run --release -p bank -- --nodes 2 --no-lease
 //! ```
 //!
@@ -14,7 +14,7 @@
 //! difference is printed, and the exit code is 1. That has to come out right also when the child process is killed again and
 //! again by SIGKILL (`--kill-every`), and when two of them run the same projections without a lease to keep them apart.
 //!
-//! Without `--database-url` it starts a Postgres server of its own, which needs PostgreSQL installed and nothing else.
+//! Without `--database-url` it starts a Postgres server of its own, which takes nothing but Debian's package `postgresql`.
 //!
 //! | to see | read |
 //! |---|---|
@@ -35,9 +35,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use scriba_core::{Position, Scriba, Source as _};
+use scriba_core::{Scriba, Source as _};
 use scriba_target_postgres::PgTarget;
-use tokio::time::{Instant, interval};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::database::Database;
 use crate::node::NodeOptions;
@@ -49,9 +49,8 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-const PRINT_EVERY: Duration = Duration::from_secs(1);
 /// When nothing moves for so long, the run is given up.
-const STALLED_AFTER: Duration = Duration::from_secs(60);
+const STALLED_AFTER: Duration = Duration::from_mins(1);
 /// Connections beside those of the writers: one that looks and one that checks.
 const SPARE_CONNECTIONS: u32 = 2;
 
@@ -81,7 +80,8 @@ enum Hidden {
 struct Run {
     #[command(flatten)]
     work: Work,
-    /// Kill a node by SIGKILL so often, in milliseconds; 0 is never
+    /// Kill a node by SIGKILL so often, in milliseconds, if it has got on since the last time; 0 is never. Another goes on
+    /// when the lease of the killed one has lapsed, which takes 1 s; with --no-lease at once
     #[arg(long, value_name = "MS", default_value_t = 0)]
     kill_every: u64,
     /// Child processes that run the same projections
@@ -132,35 +132,31 @@ impl Run {
         let mut written = false;
         let mut looks = interval(LOOK_EVERY);
         let mut kills = interval(Duration::from_millis(self.kill_every.max(1)));
-        // The first tick is at once.
-        kills.tick().await;
+        kills.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut progress = Progress::new();
-        let mut print_at = Instant::now() + PRINT_EVERY;
-        let mut handled = (0, Instant::now());
         loop {
             tokio::select! {
                 done = &mut writing, if !written => {
                     done??;
                     written = true;
                 }
-                _ = kills.tick(), if self.kill_every > 0 => nodes.kill_one()?,
+                // A node that has not got on yet is let live: else one that lives shorter than a lease would never be
+                // the one that projects.
+                _ = kills.tick(), if self.kill_every > 0 && progress.got_on() => {
+                    nodes.kill_one()?;
+                    progress.begin_anew();
+                }
                 _ = looks.tick() => {
                     nodes.all_run()?;
-                    let head: Option<Position> = log.head().await?;
-                    let projections = report::look(&scriba).await?;
-                    let done = written && report::all_done(&projections, head);
-                    if done || Instant::now() >= print_at {
-                        print_at = Instant::now() + PRINT_EVERY;
-                        progress.print(&projections, head, nodes.killed());
-                    }
+                    let head = log.head().await?;
+                    progress.note(report::look(&scriba).await?, head);
+                    let done = written && progress.is_done();
+                    progress.print_if_due(nodes.killed(), done);
                     if done {
                         return Ok(());
                     }
-                    let total: u64 = projections.iter().map(|stored| stored.counts().total()).sum();
-                    if total > handled.0 {
-                        handled = (total, Instant::now());
-                    } else if handled.1.elapsed() > STALLED_AFTER {
-                        return Err(format!("no event was handled for {STALLED_AFTER:?}").into());
+                    if progress.stalled_for() > STALLED_AFTER {
+                        return Err(format!("no event was handled for {} s", STALLED_AFTER.as_secs()).into());
                     }
                 }
             }

@@ -1,15 +1,19 @@
 //! What the run says: progress while it runs, and at the end whether all sums agree with the log.
 
-use std::collections::HashMap;
+use std::time::Duration;
 
 use scriba_core::target::{StoredProjection, Tables as _};
-use scriba_core::{Events, Handler, Position, Projection, ProjectionId, Scriba, State};
+use scriba_core::{Events as _, Handler, Position, Projection, ProjectionId, Scriba, State};
 use scriba_target_postgres::PgTarget;
 use sqlx::PgPool;
 use tokio::time::Instant;
 
 use crate::Result;
 use crate::projections::{Balances, Entries};
+
+/// How many projections there are.
+const PROJECTIONS: usize = 2;
+const PRINT_EVERY: Duration = Duration::from_secs(1);
 
 /// Both projections as the tables know them: they run in other processes.
 ///
@@ -27,60 +31,105 @@ pub(crate) async fn look(scriba: &Scriba) -> Result<Vec<StoredProjection>> {
     Ok(all)
 }
 
-/// Whether both have accounted for everything up to the last position of the log.
-pub(crate) fn all_done(projections: &[StoredProjection], last: Option<Position>) -> bool {
-    projections.len() == 2 && projections.iter().all(|stored| stored.checkpoint.watermark >= last)
-}
-
-/// Prints how the projections get on.
+/// How the projections get on.
 pub(crate) struct Progress {
     started: Instant,
-    before: HashMap<ProjectionId, (u64, u64)>,
-    at: Instant,
+    projections: Vec<StoredProjection>,
+    head: Option<Position>,
+    /// Events handled, and when that number last rose.
+    handled: (u64, Instant),
+    /// The projections as of the last line, and when that was.
+    printed: (Vec<StoredProjection>, Instant),
+    /// The watermarks as of the last kill.
+    marks: Vec<Option<Position>>,
 }
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self { started: Instant::now(), before: HashMap::new(), at: Instant::now() }
+        let now = Instant::now();
+        Self {
+            started: now,
+            projections: Vec::new(),
+            head: None,
+            handled: (0, now),
+            printed: (Vec::new(), now),
+            marks: Vec::new(),
+        }
     }
 
-    /// One line: for each projection the events handled a second, how many positions it is behind the head of the log, and
-    /// the time to catch up at this pace.
-    pub(crate) fn print(&mut self, projections: &[StoredProjection], head: Option<Position>, killed: usize) {
-        let since = self.at.elapsed().as_secs_f64();
-        self.at = Instant::now();
-        let mut line = format!("{:>4} s", self.started.elapsed().as_secs());
-        for stored in projections {
-            let handled = stored.counts().total();
-            let watermark = passed(stored.checkpoint.watermark);
-            let lag = passed(head).saturating_sub(watermark);
-            let (handled_before, watermark_before) =
-                self.before.insert(stored.id.clone(), (handled, watermark)).unwrap_or_default();
-            let rate = per_second(handled.saturating_sub(handled_before), since);
-            let pace = per_second(watermark.saturating_sub(watermark_before), since);
-            let left = match lag {
-                0 => "0 s".to_owned(),
-                _ if pace < 1.0 => "unknown time".to_owned(),
-                #[expect(clippy::cast_precision_loss, reason = "for people")]
-                lag => format!("{:.1} s", lag as f64 / pace),
-            };
-            line += &format!(" | {}: {handled} events, {rate:.0}/s, lag {lag}, {left} left", stored.id.name);
+    /// Takes a look into account: the projections and the head of the log.
+    pub(crate) fn note(&mut self, projections: Vec<StoredProjection>, head: Option<Position>) {
+        let handled = projections.iter().map(|stored| stored.counts().total()).sum();
+        if handled > self.handled.0 {
+            self.handled = (handled, Instant::now());
         }
+        (self.projections, self.head) = (projections, head);
+    }
+
+    /// For how long nothing has been handled.
+    pub(crate) fn stalled_for(&self) -> Duration {
+        self.handled.1.elapsed()
+    }
+
+    /// Whether everything in the log is accounted for.
+    pub(crate) fn is_done(&self) -> bool {
+        self.projections.len() == PROJECTIONS && self.watermarks().all(|watermark| watermark >= self.head)
+    }
+
+    /// Whether a projection has moved on since [`Progress::begin_anew`].
+    pub(crate) fn got_on(&self) -> bool {
+        self.watermarks().zip(self.marks.iter().chain(std::iter::repeat(&None))).any(|(now, mark)| now > *mark)
+    }
+
+    /// From here on progress is new.
+    pub(crate) fn begin_anew(&mut self) {
+        self.marks = self.watermarks().collect();
+    }
+
+    fn watermarks(&self) -> impl Iterator<Item = Option<Position>> {
+        self.projections.iter().map(|stored| stored.checkpoint.watermark)
+    }
+
+    /// Prints a line each second, and a last one.
+    pub(crate) fn print_if_due(&mut self, killed: usize, last: bool) {
+        let since = self.printed.1.elapsed();
+        if since < PRINT_EVERY && !last {
+            return;
+        }
+        let mut parts = vec![format!("{:>4} s", self.started.elapsed().as_secs())];
+        parts.extend(self.projections.iter().map(|stored| {
+            let before = self.printed.0.iter().find(|before| before.id == stored.id);
+            describe(stored, before, self.head, since)
+        }));
         if killed > 0 {
-            line += &format!(" | killed {killed} times");
+            parts.push(format!("killed {killed} times"));
         }
-        println!("{line}");
+        println!("{}", parts.join(" | "));
+        self.printed = (self.projections.clone(), Instant::now());
     }
 }
 
-/// Positions up to this one.
-fn passed(position: Option<Position>) -> u64 {
-    position.map_or(0, Position::get)
-}
-
+/// Events handled, their rate, how far it is behind the head of the log, and the time to catch up at this pace.
 #[expect(clippy::cast_precision_loss, reason = "for people")]
-fn per_second(count: u64, seconds: f64) -> f64 {
-    count as f64 / seconds.max(1e-3)
+fn describe(
+    stored: &StoredProjection,
+    before: Option<&StoredProjection>,
+    head: Option<Position>,
+    since: Duration,
+) -> String {
+    let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / since.as_secs_f64().max(1e-3);
+    let passed = |position: Option<Position>| position.map_or(0, Position::get);
+    let handled = stored.counts().total();
+    let rate = per_second(handled, before.map_or(0, |before| before.counts().total()));
+    let watermark = passed(stored.checkpoint.watermark);
+    let pace = per_second(watermark, before.map_or(0, |before| passed(before.checkpoint.watermark)));
+    let behind = passed(head).saturating_sub(watermark);
+    let left = match behind {
+        0 => "caught up".to_owned(),
+        _ if pace < 1.0 => "time left unknown".to_owned(),
+        _ => format!("{:.1} s left", behind as f64 / pace),
+    };
+    format!("{} {handled} events, {rate:.0}/s, {behind} positions behind, {left}", stored.id.name)
 }
 
 /// Prints what came out, and compares it with what the log says.

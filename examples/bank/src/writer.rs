@@ -161,12 +161,11 @@ impl Teller {
     }
 
     fn good(&mut self) -> NewEvent {
-        if self.open.is_empty() || self.rng.u8(0..4) == 0 {
-            if let Some(account) = self.unopened.pop() {
-                self.open.push(account);
-                let opened = AccountOpened { account, owner: format!("owner {account}") };
-                return NewEvent::new(account, "AccountOpened", &opened);
-            }
+        let opens = self.open.is_empty() || self.rng.u8(0..4) == 0;
+        if opens && let Some(account) = self.unopened.pop() {
+            self.open.push(account);
+            let opened = AccountOpened { account, owner: format!("owner {account}") };
+            return NewEvent::new(account, "AccountOpened", &opened);
         }
         let (account, to) = (self.account(), self.account());
         let cents = self.rng.i64(1..100_000);
