@@ -69,7 +69,7 @@ impl Default for ProjectionOptions {
             in_flight_bytes: 16 << 20,
             retry: Retry::default(),
             handler_timeout: Duration::from_secs(30),
-            retryable_for: Duration::from_secs(3_600),
+            retryable_for: Duration::from_hours(1),
             on_poison: OnPoison::default(),
             start_from: StartFrom::default(),
             lease: Lease::For(Duration::from_secs(30)),
@@ -201,7 +201,7 @@ impl ProjectionOptions {
                 return refuse(option, format!("{found} is out of range: 1 to {highest}"));
             }
         }
-        let day = Duration::from_secs(86_400);
+        let day = Duration::from_hours(24);
         let millisecond = Duration::from_millis(1);
         let mut times = vec![
             ("handler_timeout", self.handler_timeout, millisecond, day),
@@ -209,7 +209,7 @@ impl ProjectionOptions {
             ("shutdown_timeout", self.shutdown_timeout, millisecond, day),
         ];
         if let Lease::For(lease) = self.lease {
-            times.push(("lease", lease, Duration::from_secs(1), Duration::from_secs(3_600)));
+            times.push(("lease", lease, Duration::from_secs(1), Duration::from_hours(1)));
         }
         if !self.lag_interval.is_zero() {
             times.push(("lag_interval", self.lag_interval, Duration::from_millis(100), day));

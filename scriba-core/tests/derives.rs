@@ -137,6 +137,7 @@ fn a_type_is_compared_byte_by_byte_with_what_the_attribute_says() {
 fn an_enum_that_comes_out_of_a_macro_decodes_like_any_other() {
     macro_rules! events {
         ($body:ty, $upcast:path, $shipped:literal, $alias:expr) => {
+            #[expect(clippy::enum_variant_names, reason = "the names are event types")]
             #[derive(Debug, PartialEq, Events)]
             enum FromMacro {
                 OrderPlaced($body),

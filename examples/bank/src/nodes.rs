@@ -44,6 +44,9 @@ impl Nodes {
         command.args(["node", "--database-url", &self.database_url]).args(self.options.arguments());
         // Its end tells the node to stop.
         command.stdin(Stdio::piped());
+        // Dead letters of panics would hold backtraces where RUST_BACKTRACE is set, and to resolve the first one takes a
+        // debug build longer than a node may live here.
+        command.env("RUST_LIB_BACKTRACE", "0");
         self.running.push(Node(command.spawn()?));
         Ok(())
     }

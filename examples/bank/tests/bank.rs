@@ -50,7 +50,7 @@ fn every_event_is_accounted_for_and_the_bad_ones_are_dead_letters() {
     for kind in ["decode", "panic", "bank::projections::NegativeAmount"] {
         assert_eq!(run.stdout.matches(&format!("10 dead letters of kind {kind}\n")).count(), 2, "{}", run.stdout);
     }
-    assert_eq!(run.stderr, "", "panics on purpose do not flood the terminal");
+    assert!(!run.stderr.contains("panicked"), "panics on purpose do not flood the terminal: {}", run.stderr);
 }
 
 #[test]

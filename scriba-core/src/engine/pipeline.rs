@@ -61,6 +61,16 @@ impl<Op> Settled<Op> {
     }
 }
 
+/// What the writer is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    Free,
+    /// It has a job.
+    Busy,
+    /// It has ended: nothing can be committed any more.
+    Gone,
+}
+
 /// A handler that had to wait, in its own task.
 struct Running {
     stream_id: StreamId,
@@ -98,10 +108,7 @@ pub(super) struct Pipeline<H: Handler> {
 
     jobs: mpsc::Sender<Job<H::Op>>,
     written: mpsc::Receiver<Written>,
-    /// A job is with the writer.
-    writing: bool,
-    /// The writer has ended: nothing can be committed any more.
-    writer_gone: bool,
+    writer: Writer,
     /// When the event at the end of the batch that is being written was recorded.
     writing_time: Option<chrono::DateTime<chrono::Utc>>,
     /// Since when there is something done that was not offered for commit, being nothing but skips.
@@ -115,7 +122,7 @@ pub(super) struct Pipeline<H: Handler> {
 
 impl<H: Handler> Pipeline<H> {
     /// Spawns reader and writer.
-    pub(super) fn new(worker: Worker<H>, taken: Taken<H::Op>, id: ProjectionId, live: Arc<Live>) -> Self {
+    pub(super) fn new(worker: Worker<H>, taken: Taken<H::Op>, id: ProjectionId) -> Self {
         let (orders, ordered) = watch::channel(Orders::default());
         let (pages_in, pages) = mpsc::channel(1);
         let reader = tokio::spawn(reader::read(taken.subscription, ordered, pages_in));
@@ -126,7 +133,7 @@ impl<H: Handler> Pipeline<H> {
             id,
             options: Arc::clone(&worker.options),
             telemetry: worker.telemetry.clone(),
-            live,
+            live: Arc::clone(&worker.live),
             wish: worker.wish.clone(),
             window: Window::new(taken.checkpoint.watermark),
             partitions: Partitions::new(worker.options.parallelism),
@@ -144,8 +151,7 @@ impl<H: Handler> Pipeline<H> {
             held: None,
             jobs,
             written,
-            writing: false,
-            writer_gone: false,
+            writer: Writer::Free,
             writing_time: None,
             skips_since: None,
             replay_to_store: None,
@@ -172,7 +178,7 @@ impl<H: Handler> Pipeline<H> {
                     // The coordinator is gone: nobody would hear of anything any more.
                     self.end_with(Exit::Stopped);
                 },
-                written = self.written.recv(), if !self.writer_gone => self.note_written(written),
+                written = self.written.recv(), if self.writer != Writer::Gone => self.note_written(written),
                 Some(handled) = self.handlers.join_next() => self.note_handled(handled),
                 page = self.pages.recv() => self.note_page(page),
                 () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {},
@@ -315,7 +321,7 @@ impl<H: Handler> Pipeline<H> {
 
     /// Hands the leading part that is done to the writer, if it is free and the time has come.
     fn offer(&mut self) {
-        if self.writing || self.writer_gone {
+        if self.writer != Writer::Free {
             return;
         }
         if let Some(position) = self.replay_to_store {
@@ -335,13 +341,15 @@ impl<H: Handler> Pipeline<H> {
 
     fn write(&mut self, job: Job<H::Op>) {
         // There is room: one job is out at most. A writer that is gone says so through `written`.
-        self.writing = self.jobs.try_send(job).is_ok();
+        if self.jobs.try_send(job).is_ok() {
+            self.writer = Writer::Busy;
+        }
         self.skips_since = None;
     }
 
     /// When what is done has to be committed although it is nothing but skips.
     fn flush_at(&mut self) -> Option<Instant> {
-        if self.writing || !self.has_ready() {
+        if self.writer != Writer::Free || !self.has_ready() {
             return None;
         }
         let now = Instant::now();
@@ -379,7 +387,7 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn note_written(&mut self, written: Option<Written>) {
-        self.writing = false;
+        self.writer = Writer::Free;
         match written {
             Some(Written::Batch(advance)) => {
                 self.checkpoint.committed(&advance);
@@ -401,7 +409,7 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn writer_ended(&mut self, exit: Exit) {
-        self.writer_gone = true;
+        self.writer = Writer::Gone;
         // What the target says weighs more than why the pipeline was about to end.
         self.ending = None;
         self.end_with(exit);
@@ -453,7 +461,8 @@ impl<H: Handler> Pipeline<H> {
 
     fn is_over(&self) -> bool {
         let handlers_done = self.ending.is_some() || self.handlers.is_empty();
-        self.writer_gone || (self.is_ending() && handlers_done && !self.writing && self.window.done() == 0)
+        let all_written = self.writer == Writer::Free && self.window.done() == 0;
+        self.writer == Writer::Gone || (self.is_ending() && handlers_done && all_written)
     }
 
     /// Passes the last ack on and lets go of the source.

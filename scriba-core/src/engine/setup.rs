@@ -9,9 +9,8 @@ use super::pipeline::{Pipeline, Wish};
 use super::trouble::{Exit, Trouble};
 use super::worker::Worker;
 use crate::checkpoint::Checkpoint;
-use crate::dead_letter::Failure;
 use crate::error::HaltReason;
-use crate::event::{EventMeta, Events, Position};
+use crate::event::{Events, Position};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
 use crate::source::{Source, SourceIdentity, SubscribeRequest, Subscription};
@@ -48,16 +47,14 @@ impl<H: Handler> Setup<H> {
             Ok(taken) => taken,
             Err(exit) => return exit,
         };
-        let live = Arc::clone(&self.live);
-        let trouble = move |meta: &EventMeta, failure: &Failure| live.handler_failed(meta, failure);
         let worker = Worker {
             handler: Arc::clone(&self.handler),
             options: Arc::clone(&self.options),
             telemetry: self.telemetry.clone(),
             wish: self.wish.clone(),
-            trouble: Arc::new(trouble),
+            live: Arc::clone(&self.live),
         };
-        let pipeline = Pipeline::new(worker, taken, self.id.clone(), Arc::clone(&self.live));
+        let pipeline = Pipeline::new(worker, taken, self.id.clone());
         let (heard, is_heard) = oneshot::channel();
         // A coordinator that is gone does not want to know. One that is there hears of it before the first event is handled,
         // so that nobody sees a projection that projects and is still initializing.

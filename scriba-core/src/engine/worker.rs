@@ -9,6 +9,7 @@ use futures_util::poll;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::info::Live;
 use super::panic::{Guarded, Panic};
 use super::pipeline::Wish;
 use crate::dead_letter::{Failure, kind};
@@ -30,8 +31,8 @@ pub(crate) struct Worker<H> {
     pub(crate) telemetry: Telemetry,
     /// What the user wants of the projection: a stop ends waits between attempts.
     pub(crate) wish: watch::Receiver<Wish>,
-    /// The last failure of an event that is tried again, for `info`.
-    pub(crate) trouble: Arc<dyn Fn(&EventMeta, &Failure) + Send + Sync>,
+    /// Gets told of failures that are tried again.
+    pub(crate) live: Arc<Live>,
 }
 
 /// What became of an event.
@@ -90,7 +91,7 @@ impl<H: Handler> Worker<H> {
                     OnPoison::Halt => Handled::Halt(poisoned(&meta, &failure)),
                 };
             };
-            (self.trouble)(&meta, &failure);
+            self.live.handler_failed(&meta, &failure);
             if self.stopped_during(wait).await {
                 return Handled::Abandoned;
             }

@@ -113,15 +113,15 @@ pub(crate) async fn start(
 
 /// Waits until everything up to a position is accounted for.
 pub(crate) async fn until(scriba: &Scriba, position: Position) {
-    let waited = scriba.wait_for(&id(), WaitFor::Position(position), Duration::from_secs(20)).await;
+    let waited = scriba.wait_for(id(), WaitFor::Position(position), Duration::from_secs(20)).await;
     if let Err(error) = waited {
-        panic!("{error}: {:#?}", scriba.info(&id()));
+        panic!("{error}: {:#?}", scriba.info(id()));
     }
 }
 
 /// The positions of everything that was applied, in the order of commits.
 pub(crate) fn applied(target: &MemoryTarget<u64>) -> Vec<u64> {
-    target.applied(&id()).iter().map(|(position, _)| position.get()).collect()
+    target.applied(id()).iter().map(|(position, _)| position.get()).collect()
 }
 
 /// Waits until a condition holds.

@@ -12,8 +12,8 @@ fn failing(how: Fail) -> Act {
 }
 
 async fn halted(scriba: &scriba_core::Scriba) -> scriba_core::HaltReason {
-    eventually("halted", || scriba.info(&id()).unwrap().state == State::Halted).await;
-    scriba.info(&id()).unwrap().halt_reason.expect("a reason")
+    eventually("halted", || scriba.info(id()).unwrap().state == State::Halted).await;
+    scriba.info(id()).unwrap().halt_reason.expect("a reason")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,7 +25,7 @@ async fn an_error_a_panic_and_a_body_that_is_no_json_are_dead_lettered_with_thei
     let last = append(&source, "a", &Act::default());
     let (scriba, script) = start(&source, &target, options()).await;
     until(&scriba, last).await;
-    let letters = target.dead_letters(&id());
+    let letters = target.dead_letters(id());
     let seen: Vec<_> = letters.iter().map(|letter| (letter.failure.kind.as_str(), letter.failure.attempts)).collect();
     assert_eq!(seen, [("scripted", 3), ("panic", 3), ("serde_json::error::Error", 3)]);
     assert!(letters[1].failure.detail.contains("common.rs:"), "the place of the panic: {}", letters[1].failure.detail);
@@ -42,7 +42,7 @@ async fn a_permanent_error_is_not_retried() {
     let (scriba, script) = start(&source, &target, options()).await;
     until(&scriba, last).await;
     assert_eq!(script.calls.lock().unwrap().len(), 1);
-    assert_eq!(target.dead_letters(&id()).len(), 1);
+    assert_eq!(target.dead_letters(id()).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn a_handler_that_hangs_times_out() {
     let last = append(&source, "a", &Act::default());
     let (scriba, _) = start(&source, &target, options().handler_timeout(Duration::from_millis(20))).await;
     until(&scriba, last).await;
-    let letters = target.dead_letters(&id());
+    let letters = target.dead_letters(id());
     assert_eq!((letters[0].failure.kind.as_str(), letters[0].failure.attempts), ("timeout", 3));
     assert_eq!(applied(&target), [1]);
 }
@@ -64,7 +64,7 @@ async fn a_retryable_error_is_retried_beyond_the_schedule_while_others_go_on_and
     let last = append(&source, "other", &Act::default());
     let (scriba, script) = start(&source, &target, options()).await;
     eventually("it fails again", || script.calls.lock().unwrap().iter().any(|call| call.attempt == 2)).await;
-    let info = scriba.info(&id()).unwrap();
+    let info = scriba.info(id()).unwrap();
     assert!(info.degraded_since.is_some() && !info.is_ready());
     let error = info.last_error.unwrap();
     assert!(error.contains("\"slow\"") && error.contains("position 0"), "{error}");
@@ -75,8 +75,8 @@ async fn a_retryable_error_is_retried_beyond_the_schedule_while_others_go_on_and
     assert_eq!(applied(&target), Vec::<u64>::new(), "and become visible in order, after");
     until(&scriba, last).await;
     assert_eq!(applied(&target), [0, 1]);
-    assert!(target.dead_letters(&id()).is_empty());
-    assert!(scriba.info(&id()).unwrap().degraded_since.is_none(), "recovered");
+    assert!(target.dead_letters(id()).is_empty());
+    assert!(scriba.info(id()).unwrap().degraded_since.is_none(), "recovered");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,10 +105,10 @@ async fn on_poison_halt_stops_before_the_event_in_one_partition_and_in_two() {
         let reason = halted(&scriba).await;
         assert_eq!(reason.position, Some(Position::new(0)));
         assert_eq!(applied(&target), Vec::<u64>::new());
-        assert_eq!(target.checkpoint(&id()).unwrap().watermark, None);
+        assert_eq!(target.checkpoint(id()).unwrap().watermark, None);
         assert_eq!(source.acked(), None);
-        scriba.stop(&id()).await.expect("halted can be stopped");
-        assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
+        scriba.stop(id()).await.expect("halted can be stopped");
+        assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
     }
 }
 
@@ -142,10 +142,10 @@ async fn steps_of_a_run(fail_at: Option<u64>, fault: TargetFault) -> u64 {
     until(&scriba, Position::new(11)).await;
     scriba.shutdown().await.expect("it stops");
     assert_eq!(applied(&target), [0, 1, 2, 5, 6, 7, 10, 11], "{fault:?} at step {fail_at:?}");
-    let dead: Vec<u64> = target.dead_letters(&id()).iter().map(|letter| letter.position.get()).collect();
+    let dead: Vec<u64> = target.dead_letters(id()).iter().map(|letter| letter.position.get()).collect();
     assert_eq!(dead, [3, 8], "{fault:?} at step {fail_at:?}");
     assert_eq!(target.violations(), Vec::<String>::new(), "{fault:?} at step {fail_at:?}");
-    assert_eq!(target.checkpoint(&id()).unwrap().counts.total(), 12);
+    assert_eq!(target.checkpoint(id()).unwrap().counts.total(), 12);
     target.steps()
 }
 
@@ -157,16 +157,16 @@ async fn an_outage_of_the_target_is_waited_out_and_never_halts() {
     target.outage(true);
     let last = append(&source, "a", &Act::default());
     eventually("restarts are counted", || {
-        let info = scriba.info(&id()).unwrap();
+        let info = scriba.info(id()).unwrap();
         info.degraded_since.is_some() && info.state == State::Initializing
     })
     .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_ne!(scriba.info(&id()).unwrap().state, State::Halted);
+    assert_ne!(scriba.info(id()).unwrap().state, State::Halted);
     target.outage(false);
     until(&scriba, last).await;
     assert_eq!(applied(&target), [0, 1]);
-    assert!(scriba.info(&id()).unwrap().degraded_since.is_none(), "recovered");
+    assert!(scriba.info(id()).unwrap().degraded_since.is_none(), "recovered");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,10 +193,10 @@ async fn a_checkpoint_changed_behind_the_engine_halts_when_it_is_gone_and_starts
     let (source, target) = (MemorySource::new(), MemoryTarget::new());
     let (scriba, _) = start(&source, &target, options().lease(Lease::Off)).await;
     until(&scriba, append(&source, "a", &Act::default())).await;
-    target.edit_checkpoint(&id(), |checkpoint| checkpoint.commit_no += 7);
+    target.edit_checkpoint(id(), |checkpoint| checkpoint.commit_no += 7);
     until(&scriba, append(&source, "a", &Act::default())).await;
     assert_eq!(applied(&target), [0, 1]);
-    target.remove(&id());
+    target.remove(id());
     append(&source, "a", &Act::default());
     let reason = halted(&scriba).await;
     assert!(reason.message.contains("checkpoint row is missing"), "{reason}");
@@ -224,7 +224,7 @@ async fn a_window_that_is_full_stops_pulling() {
     }
     let (scriba, script) = start(&source, &target, options().in_flight_events(100)).await;
     tokio::time::sleep(Duration::from_millis(150)).await;
-    let info = scriba.info(&id()).unwrap();
+    let info = scriba.info(id()).unwrap();
     assert!(info.window.events <= 100, "{:?}", info.window);
     assert!(script.calls.lock().unwrap().len() >= 70, "others go on until the window is full");
     until(&scriba, Position::new(500)).await;

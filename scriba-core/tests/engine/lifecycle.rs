@@ -11,14 +11,14 @@ use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, TargetFault
 use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
 
 fn invalid(result: Result<(), CommandError>) -> Option<StateOrStandby> {
-    match result {
-        Err(CommandError::InvalidState { state, .. }) => Some(state),
+    match result.err()? {
+        CommandError::InvalidState { state, .. } => Some(state),
         _ => None,
     }
 }
 
 async fn running(scriba: &Scriba) {
-    eventually("running", || scriba.info(&id()).is_ok_and(|info| info.state == State::Running)).await;
+    eventually("running", || scriba.info(id()).is_ok_and(|info| info.state == State::Running)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,15 +26,15 @@ async fn a_pause_pulls_nothing_more_and_resume_goes_on_where_it_was() {
     let (source, target) = (MemorySource::new(), MemoryTarget::new());
     let (scriba, script) = start(&source, &target, options()).await;
     until(&scriba, append(&source, "a", &Act::default())).await;
-    scriba.pause(&id()).await.expect("running can be paused");
-    assert_eq!(scriba.info(&id()).unwrap().state, State::Paused);
-    assert_eq!(invalid(scriba.pause(&id()).await), Some(StateOrStandby::State(State::Paused)));
+    scriba.pause(id()).await.expect("running can be paused");
+    assert_eq!(scriba.info(id()).unwrap().state, State::Paused);
+    assert_eq!(invalid(scriba.pause(id()).await), Some(StateOrStandby::State(State::Paused)));
     let last = append(&source, "a", &Act::default());
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(script.calls.lock().unwrap().len(), 1, "nothing is handled in a pause");
-    scriba.resume(&id()).await.expect("paused can be resumed");
+    scriba.resume(id()).await.expect("paused can be resumed");
     until(&scriba, last).await;
-    assert_eq!(invalid(scriba.resume(&id()).await), Some(StateOrStandby::State(State::Running)));
+    assert_eq!(invalid(scriba.resume(id()).await), Some(StateOrStandby::State(State::Running)));
     assert_eq!(applied(&target), [0, 1]);
     scriba.shutdown().await.expect("it stops");
 }
@@ -46,17 +46,17 @@ async fn a_pause_survives_the_loss_of_the_pipeline() {
     until(&scriba, append(&source, "a", &Act { wait: 50_000, ..Act::default() })).await;
     target.fail(TargetStep::Commit, 1, TargetFault::Transient);
     append(&source, "a", &Act { wait: 50_000, ..Act::default() });
-    eventually("the event is in the window", || scriba.info(&id()).unwrap().window.events == 1).await;
-    scriba.pause(&id()).await.expect("running can be paused");
+    eventually("the event is in the window", || scriba.info(id()).unwrap().window.events == 1).await;
+    scriba.pause(id()).await.expect("running can be paused");
     eventually("the pipeline was lost and came back", || {
-        let info = scriba.info(&id()).unwrap();
+        let info = scriba.info(id()).unwrap();
         info.run.thrown_away == 1 && info.state == State::Paused
     })
     .await;
     let calls = script.calls.lock().unwrap().len();
     tokio::time::sleep(Duration::from_millis(120)).await;
     assert_eq!(script.calls.lock().unwrap().len(), calls, "the new pipeline pulls nothing either");
-    scriba.resume(&id()).await.expect("paused can be resumed");
+    scriba.resume(id()).await.expect("paused can be resumed");
     until(&scriba, Position::new(1)).await;
     assert_eq!(applied(&target), [0, 1]);
 }
@@ -69,13 +69,13 @@ async fn stop_commits_and_acks_what_is_handled_and_the_next_start_goes_on_after_
         append(&source, "a", &Act { wait: 2_000, ..Act::default() });
     }
     eventually("some are handled", || applied(&target).len() > 3).await;
-    scriba.stop(&id()).await.expect("running can be stopped");
-    let stored = target.checkpoint(&id()).unwrap().watermark;
+    scriba.stop(id()).await.expect("running can be stopped");
+    let stored = target.checkpoint(id()).unwrap().watermark;
     assert_eq!(source.acked(), stored, "everything committed is acked");
     assert_eq!(applied(&target).last().copied(), stored.map(Position::get));
-    assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
-    assert_eq!(invalid(scriba.stop(&id()).await), Some(StateOrStandby::State(State::Stopped)));
-    assert_eq!(invalid(scriba.pause(&id()).await), Some(StateOrStandby::State(State::Stopped)));
+    assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
+    assert_eq!(invalid(scriba.stop(id()).await), Some(StateOrStandby::State(State::Stopped)));
+    assert_eq!(invalid(scriba.pause(id()).await), Some(StateOrStandby::State(State::Stopped)));
     scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts again");
     until(&scriba, Position::new(19)).await;
     assert_eq!(applied(&target), (0..20).collect::<Vec<_>>());
@@ -94,7 +94,7 @@ async fn stop_and_start_fifty_times_in_one_process_lose_and_double_nothing() {
         if round % 2 == 0 {
             tokio::time::sleep(Duration::from_millis(round % 7)).await;
         }
-        scriba.stop(&id()).await.expect("it stops");
+        scriba.stop(id()).await.expect("it stops");
     }
     scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
     until(&scriba, Position::new(199)).await;
@@ -108,15 +108,15 @@ async fn stop_returns_within_its_timeout_when_a_handler_hangs_and_says_where() {
     let (scriba, _) = start(&source, &target, options().shutdown_timeout(Duration::from_millis(200))).await;
     append(&source, "stuck", &Act { fail: 9, how: Fail::Hang, ..Act::default() });
     eventually("it is being handled", || {
-        scriba.info(&id()).unwrap().window.oldest.is_some_and(|oldest| oldest.running.is_some())
+        scriba.info(id()).unwrap().window.oldest.is_some_and(|oldest| oldest.running.is_some())
     })
     .await;
     let begun = Instant::now();
-    let error = scriba.stop(&id()).await.expect_err("the handler never ends");
+    let error = scriba.stop(id()).await.expect_err("the handler never ends");
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
     let message = error.to_string();
     assert!(message.contains("position 0") && message.contains("\"stuck\""), "{message}");
-    assert_eq!(scriba.info(&id()).unwrap().state, State::Stopped);
+    assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,7 +128,7 @@ async fn stop_returns_within_its_timeout_when_the_target_hangs_and_the_next_star
     let last = append(&source, "a", &Act::default());
     tokio::time::sleep(Duration::from_millis(50)).await;
     let begun = Instant::now();
-    let error = scriba.stop(&id()).await.expect_err("the commit never ends");
+    let error = scriba.stop(id()).await.expect_err("the commit never ends");
     assert!(begun.elapsed() < Duration::from_millis(600), "{:?}", begun.elapsed());
     assert!(error.to_string().contains("a commit of 1 events was left behind"), "{error}");
     scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts again");
@@ -153,7 +153,7 @@ async fn options_out_of_range_start_nothing() {
     let scriba = Scriba::new();
     let error = scriba.start(Script::default(), source, target, ProjectionOptions::default().parallelism(0)).await;
     assert!(matches!(error, Err(StartError::Option { option: "parallelism", .. })));
-    assert!(matches!(scriba.info(&id()), Err(CommandError::Unknown { .. })));
+    assert!(matches!(scriba.info(id()), Err(CommandError::Unknown { .. })));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -162,17 +162,17 @@ async fn of_two_nodes_one_stands_by_and_takes_over_when_the_other_stops() {
     let (active, _) = start(&source, &target, options()).await;
     running(&active).await;
     let (standby, _) = start(&source, &target, options()).await;
-    eventually("the second stands by", || standby.info(&id()).unwrap().role == Role::Standby).await;
-    let info = standby.info(&id()).unwrap();
+    eventually("the second stands by", || standby.info(id()).unwrap().role == Role::Standby).await;
+    let info = standby.info(id()).unwrap();
     assert!(info.is_live() && !info.is_ready(), "a standby is live and not ready");
     assert_eq!(info.state, State::Running);
-    assert_eq!(invalid(standby.pause(&id()).await), Some(StateOrStandby::Standby));
-    let epoch = target.checkpoint(&id()).unwrap().epoch;
+    assert_eq!(invalid(standby.pause(id()).await), Some(StateOrStandby::Standby));
+    let epoch = target.checkpoint(id()).unwrap().epoch;
     until(&active, append(&source, "a", &Act::default())).await;
-    assert_eq!(target.checkpoint(&id()).unwrap().epoch, epoch, "a standby never raises the epoch");
-    active.stop(&id()).await.expect("it stops");
+    assert_eq!(target.checkpoint(id()).unwrap().epoch, epoch, "a standby never raises the epoch");
+    active.stop(id()).await.expect("it stops");
     until(&standby, append(&source, "a", &Act::default())).await;
-    assert_eq!(standby.info(&id()).unwrap().role, Role::Active);
+    assert_eq!(standby.info(id()).unwrap().role, Role::Active);
     assert_eq!(applied(&target), [0, 1]);
 }
 
@@ -190,7 +190,7 @@ async fn two_nodes_without_a_lease_take_turns_and_the_read_model_is_right() {
     until(&two, Position::new(199)).await;
     assert_eq!(applied(&target), (0..200).collect::<Vec<_>>());
     assert_eq!(target.violations(), Vec::<String>::new());
-    assert!(target.checkpoint(&id()).unwrap().epoch > 1, "both have held it");
+    assert!(target.checkpoint(id()).unwrap().epoch > 1, "both have held it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -198,7 +198,7 @@ async fn wait_for_answers_by_type_for_each_way_in_which_it_may_never_come() {
     let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
     let scriba = Scriba::new();
     let short = Duration::from_millis(50);
-    let wait = async |what| scriba.wait_for(&id(), what, short).await;
+    let wait = async |what| scriba.wait_for(id(), what, short).await;
     scriba.attach(target.clone());
     let far = WaitFor::Position(Position::new(9));
     assert!(matches!(wait(far).await, Err(WaitError::NeverStarted { .. })));
@@ -207,19 +207,19 @@ async fn wait_for_answers_by_type_for_each_way_in_which_it_may_never_come() {
     assert!(wait(WaitFor::Head).await.is_ok(), "an empty source has nothing to wait for");
     let bad = append(&source, "a", &Act { fail: 9, how: Fail::Permanent, ..Act::default() });
     let good = append(&source, "a", &Act::default());
-    assert!(scriba.wait_for(&id(), WaitFor::Head, Duration::from_secs(5)).await.is_ok());
+    assert!(scriba.wait_for(id(), WaitFor::Head, Duration::from_secs(5)).await.is_ok());
     assert!(wait(WaitFor::Position(bad)).await.is_ok(), "a dead letter is accounted for");
     let dead = wait(WaitFor::Event(bad)).await;
     assert!(matches!(&dead, Err(WaitError::DeadLettered { kind, .. }) if kind == "scripted"), "{dead:?}");
     assert!(wait(WaitFor::Event(good)).await.is_ok());
     let late = wait(far).await;
     assert!(matches!(late, Err(WaitError::Timeout { watermark, .. }) if watermark == Some(good)), "{late:?}");
-    scriba.stop(&id()).await.expect("it stops");
+    scriba.stop(id()).await.expect("it stops");
     assert!(matches!(wait(far).await, Err(WaitError::Stopped { .. })));
     let elsewhere = Scriba::new();
     elsewhere.attach(target);
-    assert!(matches!(elsewhere.wait_for(&id(), far, short).await, Err(WaitError::Stopped { .. })));
-    assert!(elsewhere.wait_for(&id(), WaitFor::Position(good), short).await.is_ok(), "on any node");
+    assert!(matches!(elsewhere.wait_for(id(), far, short).await, Err(WaitError::Stopped { .. })));
+    assert!(elsewhere.wait_for(id(), WaitFor::Position(good), short).await.is_ok(), "on any node");
     let listed = elsewhere.list().await.expect("the tables answer");
     assert_eq!((listed[0].id.clone(), listed[0].state), (ProjectionId::from("script"), State::Stopped));
 }
@@ -255,9 +255,9 @@ async fn events_are_a_replay_until_the_version_has_caught_up_once() {
     }
     let (scriba, script) = start(&source, &target, options()).await;
     until(&scriba, Position::new(4)).await;
-    eventually("it has caught up", || target.checkpoint(&id()).unwrap().replay_position.is_some()).await;
+    eventually("it has caught up", || target.checkpoint(id()).unwrap().replay_position.is_some()).await;
     until(&scriba, append(&source, "a", &Act::default())).await;
-    scriba.stop(&id()).await.expect("it stops");
+    scriba.stop(id()).await.expect("it stops");
     scriba.start(script.clone(), source.clone(), target.clone(), options()).await.expect("it starts again");
     until(&scriba, append(&source, "a", &Act::default())).await;
     let replay: Vec<bool> = script.calls.lock().unwrap().iter().map(|call| call.replay).collect();
@@ -270,11 +270,11 @@ async fn the_life_of_a_projection_is_told_to_observers_in_order() {
     let scriba = Scriba::with_observers([std::sync::Arc::new(recorder.clone()) as _]);
     scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
     until(&scriba, append(&source, "a", &Act::default())).await;
-    scriba.pause(&id()).await.expect("it pauses");
-    scriba.resume(&id()).await.expect("it resumes");
-    scriba.stop(&id()).await.expect("it stops");
+    scriba.pause(id()).await.expect("it pauses");
+    scriba.resume(id()).await.expect("it resumes");
+    scriba.stop(id()).await.expect("it stops");
     let life: Vec<&str> = recorder
-        .events_of(&id())
+        .events_of(id())
         .iter()
         .filter_map(|event| match event {
             Recorded::CheckpointLoaded { .. } => Some("checkpoint loaded"),

@@ -92,12 +92,12 @@ pub(crate) async fn carry_out(run: &Run, change: impl FnOnce(ProjectionOptions) 
     let (scriba, script) = start(&source, &target, change(options)).await;
     until(&scriba, last.expect("a log of at least one event")).await;
     scriba.shutdown().await.expect("it stops");
-    let counts = target.checkpoint(&id()).expect("a checkpoint").counts;
+    let counts = target.checkpoint(id()).expect("a checkpoint").counts;
     let calls = script.calls.lock().unwrap().clone();
     Left {
         calls,
         applied: applied(&target),
-        dead: target.dead_letters(&id()).iter().map(|letter| letter.position.get()).collect(),
+        dead: target.dead_letters(id()).iter().map(|letter| letter.position.get()).collect(),
         violations: target.violations(),
         counted: [counts.applied, counts.skipped, counts.dead_lettered],
     }

@@ -53,7 +53,7 @@ async fn an_ack_before_the_commit_is_caught() {
         let fresh = MemoryTarget::new();
         let (scriba, _) = start(&source, &fresh, options()).await;
         let lost =
-            scriba.wait_for(&id(), WaitFor::Position(Position::new(9)), Duration::from_millis(300)).await.is_err()
+            scriba.wait_for(id(), WaitFor::Position(Position::new(9)), Duration::from_millis(300)).await.is_err()
                 || applied(&fresh) != (0..10).collect::<Vec<_>>();
         scriba.shutdown().await.expect("it stops");
         target.release_hung();
@@ -74,11 +74,11 @@ async fn outcomes_committed_in_the_order_they_finish_are_caught() {
         let (scriba, _) = start(&source, &target, options().switches(switch)).await;
         let mut prefix = true;
         eventually("the log is applied", || {
-            if let Some(snapshot) = target.snapshot(&id()) {
+            if let Some(snapshot) = target.snapshot(id()) {
                 let seen: Vec<u64> = snapshot.applied.iter().map(|(position, _)| position.get()).collect();
                 prefix &= seen == (0..seen.len() as u64).collect::<Vec<_>>();
             }
-            target.checkpoint(&id()).is_some_and(|checkpoint| checkpoint.watermark >= last)
+            target.checkpoint(id()).is_some_and(|checkpoint| checkpoint.watermark >= last)
         })
         .await;
         scriba.shutdown().await.expect("it stops");
