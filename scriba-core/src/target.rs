@@ -30,6 +30,12 @@ pub trait Target<Op>: Tables {
     /// outcome of a commit of theirs in doubt, and only then reads the checkpoint. Creates the checkpoint where there
     /// is none.
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<Op>, TakeOverError>;
+
+    /// Bytes that an operation takes up in memory, as the byte caps count them. What it owns counts too, or a handler that
+    /// returns much is not bounded.
+    fn size_of(&self, operation: &Op) -> usize {
+        size_of_val(operation)
+    }
 }
 
 /// A take-over, as the engine asks for it.
@@ -352,6 +358,10 @@ impl StoredProjection {
 impl<Op: Send + Sync + 'static, T: Target<Op> + ?Sized> Target<Op> for Arc<T> {
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<Op>, TakeOverError> {
         (**self).take_over(request).await
+    }
+
+    fn size_of(&self, operation: &Op) -> usize {
+        (**self).size_of(operation)
     }
 }
 

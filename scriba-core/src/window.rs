@@ -126,10 +126,13 @@ impl<E, O> Window<E, O> {
         }
     }
 
-    /// Notes what became of an event; `write` when it leaves something in the target.
-    pub(crate) fn complete(&mut self, number: u64, outcome: O, write: bool) {
+    /// Notes what became of an event, and the bytes that takes up beside the event; `write` when it leaves something in the
+    /// target.
+    pub(crate) fn complete(&mut self, number: u64, outcome: O, bytes: usize, write: bool) {
         if let Some(slot) = self.slot(number) {
+            slot.bytes += bytes;
             slot.content = Content::Done { outcome: Some(outcome), write };
+            self.load.bytes += bytes;
             self.count_done();
         }
     }
@@ -321,7 +324,7 @@ mod tests {
         for position in 0..2 {
             let number = window.next_number();
             window.admit_running(at(position), 1_000);
-            window.complete(number, 0, true);
+            window.complete(number, 0, 0, true);
         }
         let prefix = window.take(Load { events: 10, bytes: 1 }).expect("one event");
         assert_eq!((prefix.outcomes.len(), prefix.watermark), (1, at(0)));
@@ -332,7 +335,7 @@ mod tests {
         Admit { gap: u64, bytes: usize },
         Progress { gap: u64 },
         Start(usize),
-        Complete { which: usize, write: bool },
+        Complete { which: usize, bytes: usize, write: bool },
         Take(Load),
         Committed,
     }
@@ -343,7 +346,8 @@ mod tests {
             4 => (0..3_u64, 0..20_usize).prop_map(|(gap, bytes)| Step::Admit { gap, bytes }),
             1 => (0..3_u64).prop_map(|gap| Step::Progress { gap }),
             4 => any::<usize>().prop_map(Step::Start),
-            4 => (any::<usize>(), any::<bool>()).prop_map(|(which, write)| Step::Complete { which, write }),
+            4 => (any::<usize>(), 0..9_usize, any::<bool>())
+                .prop_map(|(which, bytes, write)| Step::Complete { which, bytes, write }),
             2 => load.prop_map(Step::Take),
             1 => Just(Step::Committed),
         ];
@@ -405,10 +409,11 @@ mod tests {
                             model[n].state = Phase::Running;
                         }
                     }
-                    Step::Complete { which, write } => {
+                    Step::Complete { which, bytes, write } => {
                         let running: Vec<_> = (0..model.len()).filter(|&n| model[n].state == Phase::Running).collect();
                         if let Some(&n) = running.get(which % running.len().max(1)) {
-                            window.complete(model[n].number.expect("an event"), model[n].position, write);
+                            window.complete(model[n].number.expect("an event"), model[n].position, bytes, write);
+                            model[n].bytes += bytes;
                             model[n].state = Phase::Done { write };
                         }
                     }

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::options::ProjectionOptions;
 use crate::partition::{Partitions, partition_of};
 use crate::projection::{Handler, ProjectionId};
 use crate::source::{Delivery, Demand, Page, SourceError};
-use crate::target::{Batch, Entry, Write};
+use crate::target::{Batch, Entry, Target, Write};
 use crate::telemetry::{EventSkipped, Recovered, SkipReason, Telemetry};
 use crate::window::{Arrival, Load, Window};
 
@@ -34,6 +35,11 @@ use crate::window::{Arrival, Load, Window};
 const SKIPS_COMMITTED_EVERY: Duration = Duration::from_secs(1);
 /// With nothing more to read, a run of skips is committed after this long.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
+
+/// One event in so many is handled under the clock.
+const SAMPLE_EVERY: u64 = 64;
+/// A handler that computes for longer than this is worth a task of its own, which costs about a microsecond.
+const HEAVY: Duration = Duration::from_micros(20);
 
 /// What the user wants of a projection. The latest wish counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +91,8 @@ pub(super) struct Pipeline<H: Handler> {
     live: Arc<Live>,
     wish: watch::Receiver<Wish>,
     worker: Arc<Worker<H>>,
+    /// Asked for the sizes of operations only: the writer has what commits.
+    target: Arc<dyn Target<H::Op>>,
 
     /// The checkpoint as the last commit left it.
     checkpoint: Checkpoint,
@@ -93,6 +101,8 @@ pub(super) struct Pipeline<H: Handler> {
     /// Handlers that had to wait. Dropped with the pipeline.
     handlers: JoinSet<(u64, usize, Handled<H::Op>)>,
     running: HashMap<u64, Running>,
+    /// The last handler under the clock computed for long.
+    heavy: bool,
 
     reader: tokio::task::JoinHandle<()>,
     orders: watch::Sender<Orders>,
@@ -122,7 +132,12 @@ pub(super) struct Pipeline<H: Handler> {
 
 impl<H: Handler> Pipeline<H> {
     /// Spawns reader and writer.
-    pub(super) fn new(worker: Worker<H>, taken: Taken<H::Op>, id: ProjectionId) -> Self {
+    pub(super) fn new(
+        worker: Worker<H>,
+        taken: Taken<H::Op>,
+        target: Arc<dyn Target<H::Op>>,
+        id: ProjectionId,
+    ) -> Self {
         let (orders, ordered) = watch::channel(Orders::default());
         let (pages_in, pages) = mpsc::channel(1);
         let reader = tokio::spawn(reader::read(taken.subscription, ordered, pages_in));
@@ -131,6 +146,7 @@ impl<H: Handler> Pipeline<H> {
         tokio::spawn(commit::write(taken.committer, jobs_out, written_in, worker.telemetry.clone()));
         Self {
             id,
+            target,
             options: Arc::clone(&worker.options),
             telemetry: worker.telemetry.clone(),
             live: Arc::clone(&worker.live),
@@ -141,6 +157,7 @@ impl<H: Handler> Pipeline<H> {
             checkpoint: taken.checkpoint,
             handlers: JoinSet::new(),
             running: HashMap::new(),
+            heavy: false,
             reader,
             orders,
             pages,
@@ -267,20 +284,26 @@ impl<H: Handler> Pipeline<H> {
         }
     }
 
-    /// Polls the handler once, here: most are ready at once and never cost a task. One that waits gets a task of its own.
+    /// Polls the handler once, here: most are ready at once and never cost a task. One that waits gets a task of its own,
+    /// and so does every one while handlers are found to compute for long, because here they would take turns.
     fn start(&mut self, number: u64, partition: usize, meta: EventMeta) {
+        let sampled = number.is_multiple_of(SAMPLE_EVERY);
         let stream_id = meta.stream_id.clone();
         let mut call = Box::pin(Arc::clone(&self.worker).handle(meta));
-        // Unconstrained: tokio's budget would make a handler that locks a free mutex look as if it had to wait.
-        // The waker is of no use: a call that is pending is polled again at once by the task it moves to.
-        let polled = Box::pin(unconstrained(call.as_mut())).as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        match polled {
-            Poll::Ready(handled) => self.settle(number, partition, handled),
-            Poll::Pending => {
-                self.running.insert(number, Running { stream_id, partition, since: Instant::now() });
-                self.handlers.spawn(async move { (number, partition, call.await) });
+        if sampled || !self.heavy {
+            let started = sampled.then(Instant::now);
+            // Unconstrained: tokio's budget would make a handler that locks a free mutex look as if it had to wait.
+            // The waker is of no use: a call that is pending is polled again at once by the task it moves to.
+            let polled = pin!(unconstrained(call.as_mut())).poll(&mut Context::from_waker(Waker::noop()));
+            if let Some(started) = started {
+                self.heavy = started.elapsed() > HEAVY;
+            }
+            if let Poll::Ready(handled) = polled {
+                return self.settle(number, partition, handled);
             }
         }
+        self.running.insert(number, Running { stream_id, partition, since: Instant::now() });
+        self.handlers.spawn(async move { (number, partition, call.await) });
     }
 
     fn note_handled(&mut self, handled: Result<(u64, usize, Handled<H::Op>), tokio::task::JoinError>) {
@@ -298,25 +321,30 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn settle(&mut self, number: u64, partition: usize, handled: Handled<H::Op>) {
-        let (settled, write) = match handled {
-            Handled::Apply(meta, outcome) => (Settled::Write(Entry { meta, write: Write::Apply(outcome) }), true),
+        let (settled, bytes) = match handled {
+            Handled::Apply(meta, outcome) => {
+                let bytes = outcome.ops().iter().map(|op| self.target.size_of(op)).sum();
+                (Settled::Write(Entry { meta, write: Write::Apply(outcome) }), bytes)
+            }
             Handled::DeadLetter(meta, failure) => {
-                (Settled::Write(Entry { meta, write: Write::DeadLetter(failure) }), true)
+                let bytes = failure.message.len() + failure.detail.len();
+                (Settled::Write(Entry { meta, write: Write::DeadLetter(failure) }), bytes)
             }
             Handled::Skip(meta) => {
                 self.skipped(&meta, SkipReason::Handler);
-                (Settled::Skip(meta), false)
+                (Settled::Skip(meta), 0)
             }
             Handled::Filtered(meta) => {
                 self.skipped(&meta, SkipReason::Filtered);
-                (Settled::Skip(meta), false)
+                (Settled::Skip(meta), 0)
             }
             // Its slot stays open, so that nothing behind it is committed.
             Handled::Halt(reason) => return self.end_with(Exit::Halt(reason)),
             Handled::Abandoned => return,
         };
         self.partitions.ended(partition);
-        self.window.complete(number, settled, write);
+        let write = matches!(settled, Settled::Write(_));
+        self.window.complete(number, settled, bytes, write);
     }
 
     /// Hands the leading part that is done to the writer, if it is free and the time has come.
@@ -392,6 +420,8 @@ impl<H: Handler> Pipeline<H> {
             Some(Written::Batch(advance)) => {
                 self.checkpoint.committed(&advance);
                 self.window.committed();
+                // Before the watermark is told, so that whoever waits for it does not find its events in the window.
+                self.publish();
                 let time = self.writing_time.take();
                 if let Some(degraded) = self.live.committed(&self.checkpoint, advance.counts, time) {
                     let since = (chrono::Utc::now() - degraded.since).to_std().unwrap_or_default();

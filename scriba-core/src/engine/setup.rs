@@ -54,7 +54,7 @@ impl<H: Handler> Setup<H> {
             wish: self.wish.clone(),
             live: Arc::clone(&self.live),
         };
-        let pipeline = Pipeline::new(worker, taken, self.id.clone());
+        let pipeline = Pipeline::new(worker, taken, Arc::clone(&self.target), self.id.clone());
         let (heard, is_heard) = oneshot::channel();
         // A coordinator that is gone does not want to know. One that is there hears of it before the first event is handled,
         // so that nobody sees a projection that projects and is still initializing.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the handler does with an event: its body.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub(crate) struct Act {
     /// Wait so long, in microseconds.
     pub(crate) wait: u64,
@@ -21,6 +22,8 @@ pub(crate) struct Act {
     pub(crate) how: Fail,
     /// Leave it out.
     pub(crate) skip: bool,
+    /// Compute for so long, in microseconds, without ever waiting.
+    pub(crate) compute: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -58,6 +61,9 @@ impl Handler for Script {
     async fn handle(&self, event: RawEvent, meta: &EventMeta) -> HandlerResult<u64> {
         let started = Instant::now();
         let act: Act = serde_json::from_slice(&event.0.data)?;
+        while started.elapsed() < Duration::from_micros(act.compute) {
+            std::hint::spin_loop();
+        }
         if act.wait > 0 {
             tokio::time::sleep(Duration::from_micros(act.wait)).await;
         }

@@ -230,3 +230,21 @@ async fn a_window_that_is_full_stops_pulling() {
     until(&scriba, Position::new(500)).await;
     assert_eq!(applied(&target), (0..=500).collect::<Vec<_>>());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn handlers_that_compute_for_long_run_beside_each_other_and_not_in_turns() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    for n in 0..300 {
+        append(&source, &format!("s{n}"), &Act { compute: 500, ..Act::default() });
+    }
+    let (scriba, script) = start(&source, &target, options().parallelism(4)).await;
+    until(&scriba, Position::new(299)).await;
+    let calls = script.calls.lock().unwrap().clone();
+    let beside = calls.iter().filter(|call| {
+        calls
+            .iter()
+            .any(|other| other.position != call.position && other.started < call.ended && call.started < other.ended)
+    });
+    assert!(beside.count() > 200, "most have company");
+    assert_eq!(applied(&target), (0..300).collect::<Vec<_>>());
+}

@@ -22,7 +22,7 @@ pub(crate) struct Run {
 }
 
 pub(crate) fn runs() -> impl Strategy<Value = Run> {
-    let how = prop_oneof![3 => Just(Fail::Error), 1 => Just(Fail::Permanent), 1 => Just(Fail::Retryable)];
+    let how = prop_oneof![30 => Just(Fail::Error), 10 => Just(Fail::Permanent), 1 => Just(Fail::Retryable)];
     let act =
         (prop_oneof![Just(0), 0..1_500_u64], prop_oneof![8 => Just(0), 1 => 1..2_u32, 1 => Just(9)], how, 0..10_u8)
             .prop_map(|(wait, fail, how, skip)| Act {
@@ -31,6 +31,7 @@ pub(crate) fn runs() -> impl Strategy<Value = Run> {
                 fail: if how == Fail::Retryable { fail.min(1) } else { fail },
                 how,
                 skip: skip == 0,
+                compute: 0,
             });
     let chance = || prop_oneof![2 => Just(0.0), 1 => 0.0..0.3_f64];
     let faults = (any::<u64>(), chance(), chance(), chance(), any::<bool>(), prop::option::of(1..8_usize)).prop_map(
