@@ -4,7 +4,7 @@ use scriba_source_postgres::PgLog;
 use scriba_target_postgres::PgTarget;
 use scriba_testing::postgres::{Postgres, PostgresError, PostgresOptions};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, Executor, PgPool};
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 
 use crate::{Error, Result};
 
@@ -35,6 +35,10 @@ impl Database {
             let server = Postgres::start(PostgresOptions::durable()).await.map_err(explain)?;
             (server.create_database().await?.url(), Some(server))
         };
+        // A pool would try again for half a minute and then not say why.
+        let first =
+            PgConnection::connect(&url).await.map_err(|error| format!("cannot connect to the database: {error}"))?;
+        first.close().await?;
         let pool = PgPoolOptions::new().max_connections(connections).connect(&url).await?;
         create_tables(&pool).await?;
         Ok(Self { url, pool, _server: server })

@@ -101,7 +101,6 @@ fn amount(cents: i64) -> Result<i64, HandlerError> {
 pub(crate) const FILE: &str = file!();
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "a test fails by a panic")]
 mod tests {
     use scriba_core::dead_letter::kind;
     use scriba_testing::{Given, handle};

@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use scriba_testing::postgres::Postgres;
+
 struct Finished {
     stdout: String,
     stderr: String,
@@ -72,6 +74,21 @@ fn sums_agree_when_the_lease_of_each_killed_node_has_to_lapse() {
 fn sums_agree_when_two_nodes_project_at_once_without_a_lease() {
     let run = bank(&["--events", "2000", "--accounts", "100", "--rate", "400", "--nodes", "2", "--no-lease"]);
     run.assert_that_all_sums_agree();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_given_database_keeps_what_came_out_and_is_not_used_twice() {
+    let database = Postgres::shared().await.expect("a server").create_database().await.expect("a database");
+    let url = database.url();
+    let arguments = ["--events", "50", "--rate", "0", "--database-url", &url];
+    let first = bank(&arguments);
+    first.assert_that_all_sums_agree();
+    let pool = database.pool(1).await.expect("a connection");
+    let events: i64 = sqlx::query_scalar("SELECT count(*) FROM bank_events").fetch_one(&pool).await.expect("a count");
+    assert_eq!(events, 50);
+    let second = bank(&arguments);
+    assert_eq!(second.code, Some(1));
+    assert!(second.stderr.contains("name an empty one with --database-url"), "{}", second.stderr);
 }
 
 #[test]
