@@ -27,6 +27,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The bound of what an owner may keep the server waiting for where no lease says when others may follow.
 const BOUND_WITHOUT_LEASE: Duration = Duration::from_secs(20);
 
+/// A busy machine may be silent for as long between two statements: with a shorter lease, a take-over waits for this bound
+/// of the old owner's.
+const SHORTEST_BOUND: Duration = Duration::from_secs(2);
+
 /// Postgres cuts longer names off.
 const LONGEST_APPLICATION_NAME: usize = 63;
 
@@ -48,8 +52,8 @@ const LONGEST_APPLICATION_NAME: usize = 63;
 /// connection of its own, and leases are kept over another; both are opened beside the pool with its connect options, so
 /// that the engine never waits for connections that handlers hold. Hooks of the pool (`after_connect`, `before_acquire`)
 /// do not run on them: settings that writes depend on belong in the connect options or the role. They carry start-up
-/// options (`statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout`, `tcp_user_timeout`, all
-/// shorter than the lease), which a pooler between here and the server has to let through; over a Unix socket the last
+/// options (`statement_timeout`, `lock_timeout`, `idle_in_transaction_session_timeout`, `tcp_user_timeout`: two thirds
+/// of the lease, at least 2 s), which a pooler between here and the server has to let through; over a Unix socket the last
 /// one has no effect. The committing one calls itself `scriba <name> v<version>` in `pg_stat_activity`.
 #[derive(Clone, Debug)]
 pub struct PgTarget {
@@ -160,7 +164,7 @@ impl PgTarget {
 #[async_trait]
 impl Target<PgOp> for PgTarget {
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<PgOp>, TakeOverError> {
-        let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| request.lease * 2 / 3);
+        let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| (request.lease * 2 / 3).max(SHORTEST_BOUND));
         let mut conn = self.connect(&application_name(request.id), &committer_settings(bound)).await?;
         let taken = checkpoint::take_over(&mut conn, &self.names, &request, self.raise_epoch_by()).await?;
         let committer = PgCommitter {

@@ -204,9 +204,14 @@ impl Database {
         self.connect.get_database().unwrap_or_default()
     }
 
-    /// Its URL, for programs that are given one.
+    /// Its URL, as any Postgres client understands it.
     pub fn url(&self) -> String {
-        self.connect.to_url_lossy().into()
+        let mut url = self.connect.to_url_lossy();
+        // The others are sqlx's own, and libpq refuses what it does not know.
+        let kept: Vec<(String, String)> =
+            url.query_pairs().filter(|(name, _)| name == "sslmode").map(|(n, v)| (n.into(), v.into())).collect();
+        url.query_pairs_mut().clear().extend_pairs(kept);
+        url.into()
     }
 
     /// How to connect to it.

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 
 thread_local! {
     static IN_HANDLER: Cell<bool> = const { Cell::new(false) };
-    static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
+    static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
 }
 
 /// A caught panic.
@@ -19,8 +19,28 @@ thread_local! {
 pub(crate) struct Panic {
     /// What was said.
     pub(crate) message: String,
-    /// Where, and the backtrace where `RUST_BACKTRACE` asks for one.
-    pub(crate) place: String,
+    /// Where; `None` where the panic hook was replaced after [`note_places`].
+    pub(crate) place: Option<Place>,
+}
+
+/// Where a handler panicked.
+#[derive(Debug)]
+pub(crate) struct Place {
+    location: String,
+    /// Captured where `RUST_BACKTRACE` asks for it, and not resolved: that takes long.
+    backtrace: Backtrace,
+}
+
+impl Place {
+    /// The place as text. Resolves the backtrace on a thread of its own, since that may take a second.
+    pub(crate) async fn resolve(self) -> String {
+        if self.backtrace.status() != BacktraceStatus::Captured {
+            return self.location;
+        }
+        let Self { location, backtrace } = self;
+        let resolved = tokio::task::spawn_blocking(move || format!("{location}\n{backtrace}")).await;
+        resolved.unwrap_or_else(|error| format!("the backtrace could not be resolved: {error}"))
+    }
 }
 
 /// Polls a future and turns a panic into a value. The place is known only if [`note_places`] was called.
@@ -36,10 +56,7 @@ impl<F: Future> Future for Guarded<'_, F> {
         match polled {
             Ok(Poll::Pending) => Poll::Pending,
             Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
-            Err(payload) => {
-                let place = PLACE.take().unwrap_or_else(|| "at an unknown place".to_owned());
-                Poll::Ready(Err(Panic { message: message_of(payload.as_ref()), place }))
-            }
+            Err(payload) => Poll::Ready(Err(Panic { message: message_of(payload.as_ref()), place: PLACE.take() })),
         }
     }
 }
@@ -57,12 +74,8 @@ pub(crate) fn note_places() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if IN_HANDLER.get() {
-                let mut place = info.location().map_or_else(String::new, |location| format!("at {location}"));
-                let backtrace = Backtrace::capture();
-                if backtrace.status() == BacktraceStatus::Captured {
-                    place = format!("{place}\n{backtrace}");
-                }
-                PLACE.set(Some(place));
+                let location = info.location().map_or_else(String::new, |location| format!("at {location}"));
+                PLACE.set(Some(Place { location, backtrace: Backtrace::capture() }));
             }
             before(info);
         }));
@@ -85,6 +98,7 @@ mod tests {
         let panic: Result<(), _> = Guarded(panics).await;
         let panic = panic.expect_err("it panics");
         assert_eq!(panic.message, "no balance for 7");
-        assert!(panic.place.contains("engine/panic.rs:"), "{}", panic.place);
+        let place = panic.place.expect("the hook has seen it").resolve().await;
+        assert!(place.contains("engine/panic.rs:"), "{place}");
     }
 }

@@ -17,13 +17,14 @@ use super::lease::Keeper;
 use super::panic::note_places;
 use super::pipeline::Wish;
 use super::setup::Setup;
+use crate::dead_letter::DeadLetter;
 use crate::error::{CommandError, StartError, StateOrStandby};
 use crate::failure::FailureClass;
 use crate::lifecycle::State;
 use crate::options::{Lease, ProjectionOptions};
 use crate::projection::{Handler, Projection, ProjectionId};
 use crate::source::{Source, SourceError};
-use crate::target::{Owner, StoredProjection, Tables, Target, TargetError};
+use crate::target::{DeadLetterFilter, DeadLetterStats, Owner, StoredProjection, Tables, Target, TargetError};
 use crate::telemetry::{Observer, Telemetry};
 
 /// A longer name would make keys that an index cannot hold.
@@ -100,7 +101,7 @@ impl Scriba {
     }
 
     /// Makes the commands that read tables answer for all projections whose tables are in `target`, also on a node that starts
-    /// none of them. Starting a projection attaches its target.
+    /// none of them. The tables of projections that were started here are attached by themselves.
     pub fn attach(&self, target: impl Tables) {
         lock(&self.inner.attached).push(Arc::new(target));
     }
@@ -197,8 +198,6 @@ impl Scriba {
                 return Err(StartError::AlreadyStarted { id: id.clone(), state });
             }
         }
-        let mut attached = lock(&self.inner.attached);
-        attached.push(Arc::clone(&entry.tables));
         projections.insert(id.clone(), entry);
         Ok(())
     }
@@ -300,30 +299,63 @@ impl Scriba {
         Ok(listed)
     }
 
+    /// Dead letters of a projection that a filter lets through, whether it runs or not.
+    ///
+    /// # Errors
+    /// [`CommandError::Unknown`] when no attached target knows the projection, [`CommandError::Tables`] when one could not be read.
+    pub async fn dead_letters(
+        &self,
+        id: impl Into<ProjectionId>,
+        filter: &DeadLetterFilter,
+    ) -> Result<Vec<DeadLetter>, CommandError> {
+        let id = id.into();
+        let tables = self.tables_of(&id).await?;
+        tables.dead_letters(&id, filter).await.map_err(|error| tables_error(&id, &error))
+    }
+
+    /// The dead letters of a projection counted, whether it runs or not.
+    ///
+    /// # Errors
+    /// Those of [`Scriba::dead_letters`].
+    pub async fn dead_letter_stats(&self, id: impl Into<ProjectionId>) -> Result<DeadLetterStats, CommandError> {
+        let id = id.into();
+        let tables = self.tables_of(&id).await?;
+        tables.dead_letter_stats(&id).await.map_err(|error| tables_error(&id, &error))
+    }
+
     pub(super) fn entry(&self, id: &ProjectionId) -> Option<Entry> {
         lock(&self.inner.projections).get(id).cloned()
     }
 
-    /// The tables of all attached targets, each once.
+    /// The tables of attached targets, then those of projections started here.
     pub(super) fn tables(&self) -> Vec<Arc<dyn Tables>> {
-        let mut tables: Vec<Arc<dyn Tables>> = Vec::new();
-        for attached in lock(&self.inner.attached).iter() {
-            if !tables.iter().any(|there| Arc::ptr_eq(there, attached)) {
-                tables.push(Arc::clone(attached));
-            }
-        }
+        let mut tables = lock(&self.inner.attached).clone();
+        tables.extend(lock(&self.inner.projections).values().map(|entry| Arc::clone(&entry.tables)));
         tables
     }
 
-    /// Where a projection's tables are: those it was started with, else the first attached ones that know it.
+    /// What is stored of a projection, in the tables it was started with or else in the first attached ones that know it.
     pub(super) async fn stored(&self, id: &ProjectionId) -> Result<Option<StoredProjection>, CommandError> {
+        Ok(self.find(id).await?.map(|(_, stored)| stored))
+    }
+
+    /// The tables of a projection.
+    async fn tables_of(&self, id: &ProjectionId) -> Result<Arc<dyn Tables>, CommandError> {
+        if let Some(entry) = self.entry(id) {
+            return Ok(entry.tables);
+        }
+        let found = self.find(id).await?;
+        found.map(|(tables, _)| tables).ok_or_else(|| CommandError::Unknown { id: id.clone() })
+    }
+
+    async fn find(&self, id: &ProjectionId) -> Result<Option<(Arc<dyn Tables>, StoredProjection)>, CommandError> {
         let candidates = match self.entry(id) {
             Some(entry) => vec![entry.tables],
             None => self.tables(),
         };
         for tables in candidates {
             if let Some(stored) = tables.stored(id).await.map_err(|error| tables_error(id, &error))? {
-                return Ok(Some(stored));
+                return Ok(Some((tables, stored)));
             }
         }
         Ok(None)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::registry::{Entry, Scriba, deadline, tables_error};
+use super::registry::{Entry, Scriba, deadline};
 use crate::error::{CommandError, WaitError};
 use crate::event::Position;
 use crate::lifecycle::{Role, State};
@@ -32,7 +32,8 @@ impl Scriba {
     ///
     /// # Errors
     /// [`WaitError`], with a variant for each way in which it may never come. A projection that runs and does not get on is
-    /// waited for until the timeout.
+    /// waited for until the timeout. [`WaitError::RunByNobody`] and [`WaitError::Stopped`] are how things stand: another node may
+    /// be about to take over.
     pub async fn wait_for(
         &self,
         id: impl Into<ProjectionId>,
@@ -104,13 +105,9 @@ impl Scriba {
             to_position: Some(position),
             ..DeadLetterFilter::default()
         };
-        let candidates = self.entry(id).map_or_else(|| self.tables(), |entry| vec![entry.tables]);
-        for tables in candidates {
-            let letters = tables.dead_letters(id, &filter).await.map_err(|error| tables_error(id, &error))?;
-            if let Some(letter) = letters.into_iter().next() {
-                let (kind, message) = (letter.failure.kind, letter.failure.message);
-                return Err(WaitError::DeadLettered { id: id.clone(), position, kind, message });
-            }
+        if let Some(letter) = self.dead_letters(id, &filter).await?.into_iter().next() {
+            let (kind, message) = (letter.failure.kind, letter.failure.message);
+            return Err(WaitError::DeadLettered { id: id.clone(), position, kind, message });
         }
         Ok(())
     }

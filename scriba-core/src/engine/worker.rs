@@ -139,7 +139,10 @@ impl<H: Handler> Worker<H> {
                 None => return Attempt::Failed(timed_out(self.options.handler_timeout)),
             },
         };
-        done.unwrap_or_else(|panic| Attempt::Failed(panicked(&panic)))
+        match done {
+            Ok(attempt) => attempt,
+            Err(panic) => Attempt::Failed(panicked(panic).await),
+        }
     }
 
     /// Waits; true when the projection is stopped meanwhile.
@@ -177,8 +180,12 @@ fn failure_of(error: &HandlerError, attempts: u32) -> Failure {
     }
 }
 
-fn panicked(panic: &Panic) -> HandlerError {
-    HandlerError::new(kind::PANIC, &panic.message).with_detail(panic.place.clone())
+async fn panicked(panic: Panic) -> HandlerError {
+    let place = match panic.place {
+        Some(place) => place.resolve().await,
+        None => "at an unknown place".to_owned(),
+    };
+    HandlerError::new(kind::PANIC, &panic.message).with_detail(place)
 }
 
 fn timed_out(timeout: Duration) -> HandlerError {
