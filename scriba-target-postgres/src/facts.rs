@@ -32,6 +32,9 @@ pub(crate) struct TableFacts {
     pub(crate) referenced: u128,
     /// Deleting a row changes rows of other tables.
     pub(crate) cascades: bool,
+    /// Columns of integers that travel as what they are, and that no check, generated column, index or foreign key looks at:
+    /// nobody sees the values between two adds.
+    pub(crate) mergeable: u128,
     /// A key column has a length limit: assignment cuts off trailing spaces, so keys that differ here may be one there.
     pub(crate) limited_key: bool,
 }
@@ -151,6 +154,12 @@ impl FactsCache {
             second_unique: !second.is_empty(),
             referenced: bits(&|number| table.referenced.contains(&number)),
             cascades: table.cascades,
+            mergeable: own
+                .iter()
+                .zip(meta.columns)
+                .enumerate()
+                .filter(|(_, (column, meta))| column.unwatched && column.adds_like(meta))
+                .fold(0, |mask, (bit, _)| mask | 1 << bit),
             limited_key: key.iter().any(|column| column.limited),
         })
     }
@@ -259,10 +268,14 @@ struct ColumnRow {
     type_name: String,
     fusible_type: bool,
     deterministic: bool,
+    /// The type is one of Postgres itself.
+    built_in: bool,
     limited: bool,
     generated: bool,
     volatile: bool,
     own_code: bool,
+    /// No check, generated column, index or foreign key looks at it.
+    unwatched: bool,
 }
 }
 
@@ -280,6 +293,18 @@ impl ColumnRow {
             ValueKind::F32 | ValueKind::F64 => &[],
         };
         meta.cast.is_none() && self.deterministic && same.contains(&self.type_name.as_str())
+    }
+
+    /// Whether a sum is computed in the column's own type: one in a wider type is held against the limits of the column only
+    /// at its end.
+    fn adds_like(&self, meta: &ColumnMeta) -> bool {
+        let same = match meta.kind {
+            ValueKind::I16 => "int2",
+            ValueKind::I32 => "int4",
+            ValueKind::I64 => "int8",
+            _ => return false,
+        };
+        meta.cast.is_none() && self.built_in && self.type_name == same
     }
 }
 
@@ -360,7 +385,8 @@ SELECT me.id::int8 AS oid,
 FROM me";
 
 /// One row for each column. `own_code` and `volatile` speak of the default that an insert without the column takes;
-/// the functions of a default are read off its stored tree, since dependencies leave out the built-in ones.
+/// the functions of a default are read off its stored tree, since dependencies leave out the built-in ones; the columns that
+/// checks, indexes and generated columns look at too, 0 for the whole row, since dependencies leave that one out.
 const COLUMNS: &str = r"
 WITH RECURSIVE
 base (attnum, typ, domain, constrained, defaulted) AS (
@@ -382,6 +408,13 @@ called AS (
         JOIN pg_catalog.pg_proc p ON p.oid = called.id[1]::oid
         JOIN pg_catalog.pg_language l ON l.oid = p.prolang
     WHERE d.adrelid = $1::int8::oid GROUP BY d.adnum
+),
+trees (tree) AS (
+    SELECT c.conbin::text FROM pg_catalog.pg_constraint c WHERE c.conrelid = $1::int8::oid
+    UNION ALL
+    SELECT concat(i.indexprs::text, i.indpred::text) FROM pg_catalog.pg_index i WHERE i.indrelid = $1::int8::oid
+    UNION ALL
+    SELECT d.adbin::text FROM pg_catalog.pg_attrdef d WHERE d.adrelid = $1::int8::oid
 )
 SELECT a.attnum, a.attname::text AS name, declared.typname::text AS type_name,
     NOT b.constrained AND (t.typtype = 'e' OR t.typnamespace = 'pg_catalog'::regnamespace AND t.typname IN (
@@ -389,10 +422,17 @@ SELECT a.attnum, a.attname::text AS name, declared.typname::text AS type_name,
         'date', 'time', 'timestamp', 'timestamptz', 'interval', 'json', 'jsonb')) AS fusible_type,
     coalesce((SELECT l.collisdeterministic FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation), true)
         AND declared.typnamespace = 'pg_catalog'::regnamespace AS deterministic,
+    declared.typnamespace = 'pg_catalog'::regnamespace AS built_in,
     a.atttypmod <> -1 AS limited,
     a.attidentity <> '' OR a.attgenerated <> '' AS generated,
     a.attidentity <> '' OR coalesce(called.volatile, false) AS volatile,
-    b.constrained OR b.defaulted OR coalesce(called.own_code, false) AND a.attgenerated = '' AS own_code
+    b.constrained OR b.defaulted OR coalesce(called.own_code, false) AND a.attgenerated = '' AS own_code,
+    NOT EXISTS (SELECT FROM trees WHERE tree ~ (':varattno (0|' || a.attnum || ') '))
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
+            WHERE i.indrelid = a.attrelid AND a.attnum = ANY (i.indkey::int2[]))
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint f WHERE f.contype = 'f'
+            AND (f.conrelid = a.attrelid AND a.attnum = ANY (f.conkey)
+                OR f.confrelid = a.attrelid AND a.attnum = ANY (f.confkey))) AS unwatched
 FROM base b
     JOIN pg_catalog.pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
     JOIN pg_catalog.pg_attribute a ON a.attrelid = $1::int8::oid AND a.attnum = b.attnum

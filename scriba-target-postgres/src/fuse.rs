@@ -14,13 +14,18 @@
 //! | barrier: `sql`, by filter, on a table that is not fused, with a key that is NULL or changes | every earlier one | nothing |
 //!
 //! and nothing passes an operation that stands alone in the tables named, or a barrier at all.
+//!
+//! Where a table's rows are not in order, the first wave behind what nothing passes is kept for inserts of keys without
+//! an earlier operation, so that what follows an insert shares a statement with its like on other keys. And an add that
+//! comes right after an add of the same shape on its key joins the row of that one, where nothing in the table looks at
+//! the values on the way; how it still overflows where they would, [`KeyedRow`] says.
 
 use rustc_hash::FxHashMap;
 use scriba_core::Position;
 
 use crate::facts::{FactsCache, TableFacts};
 use crate::op::{Conflict, PgOp, Rows};
-use crate::statement::{Key, Row, Shape, Statement, keyed_text, table_of};
+use crate::statement::{Key, KeyedRow, Row, Shape, Statement, keyed_text, table_of};
 use crate::table::TableMeta;
 use crate::value::Value;
 
@@ -52,8 +57,8 @@ struct Planner<'a, 'f> {
     /// Tables and shapes met, by number.
     shapes: Vec<(&'static TableMeta, Shape)>,
     shape_numbers: FxHashMap<(usize, Shape), u32>,
-    /// The last wave that holds an operation on this key of the table of this identity.
-    keys: FxHashMap<(u32, Key<'a>), u32>,
+    /// Where the latest operation on this key of the table of this identity is.
+    keys: FxHashMap<(u32, Key<'a>), Last>,
     groups: FxHashMap<u32, Group>,
     slots: Vec<Slot<'a>>,
     slot_numbers: FxHashMap<(u32, u32), usize>,
@@ -61,6 +66,15 @@ struct Planner<'a, 'f> {
     floor: u32,
     /// The latest wave with anything in it; 0 is none.
     latest: u32,
+}
+
+/// The latest operation on a key; before the first, wave 0, which holds nothing.
+#[derive(Default)]
+struct Last {
+    wave: u32,
+    shape: u32,
+    /// By number in its slot.
+    row: u32,
 }
 
 /// Tables that foreign keys connect.
@@ -81,7 +95,7 @@ struct Slot<'a> {
     shape: Option<u32>,
     /// The rows keep their order.
     in_order: bool,
-    rows: Vec<Row<'a>>,
+    rows: Vec<KeyedRow<'a>>,
 }
 
 impl<'a, 'f> Planner<'a, 'f> {
@@ -104,12 +118,14 @@ impl<'a, 'f> Planner<'a, 'f> {
         let (Some(table), Some(key), Some(shape)) = (table_of(op), Key::of(op), shape_of(op)) else {
             return self.barrier(None, row);
         };
-        let number = self.number(table, shape);
         match self.facts.get(table) {
             Some(facts) if facts.one_by_one.is_none() && exact(key, facts) && !moves_key(table, shape, facts) => {
-                self.by_key(row, number, key, facts, stands_alone(table, shape, facts));
+                self.by_key(row, merging(shape, facts), key, table, facts);
             }
-            _ => self.barrier(Some(number), row),
+            _ => {
+                let number = self.number(table, shape);
+                self.barrier(Some(number), row);
+            }
         }
     }
 
@@ -126,39 +142,44 @@ impl<'a, 'f> Planner<'a, 'f> {
         })
     }
 
-    fn by_key(&mut self, row: Row<'a>, shape: u32, key: Key<'a>, facts: &TableFacts, alone: bool) {
+    fn by_key(&mut self, row: Row<'a>, of: Shape, key: Key<'a>, table: &'static TableMeta, facts: &TableFacts) {
+        let shape = self.number(table, of);
+        let alone = stands_alone(table, of, facts);
         let group = self.groups.entry(facts.group).or_default();
         if alone || group.table != Some(facts.identity) {
             *group = Group { table: (!alone).then_some(facts.identity), shape, floor: group.latest + 1, ..*group };
         }
         let floor = self.floor.max(group.floor);
-        let of_key = self.keys.entry((facts.identity, key)).or_default();
-        let wave = if facts.in_order && group.latest >= floor && !(group.shape == shape && *of_key < group.latest) {
+        let last = self.keys.entry((facts.identity, key)).or_default();
+        if matches!(of, Shape::Update { merging: true, .. }) && last.shape == shape && last.wave >= floor {
+            let slot = self.slot_numbers[&(shape, last.wave)];
+            if self.slots[slot].rows[last.row as usize].merge(row) {
+                return;
+            }
+        }
+        let wave = if facts.in_order && group.latest >= floor && !(group.shape == shape && last.wave < group.latest) {
             group.latest + 1
         } else if facts.in_order {
             floor.max(group.latest)
         } else {
-            floor.max(*of_key + 1)
+            (floor + u32::from(!matches!(of, Shape::Insert(_)))).max(last.wave + 1)
         };
-        *of_key = wave;
         group.shape = shape;
         group.latest = group.latest.max(wave);
         self.latest = self.latest.max(wave);
-        self.add(wave, shape, facts.in_order, row);
-    }
-
-    fn add(&mut self, wave: u32, shape: u32, in_order: bool, row: Row<'a>) {
         let slot = *self.slot_numbers.entry((shape, wave)).or_insert_with(|| {
-            self.slots.push(Slot { wave, shape: Some(shape), in_order, rows: Vec::new() });
+            self.slots.push(Slot { wave, shape: Some(shape), in_order: facts.in_order, rows: Vec::new() });
             self.slots.len() - 1
         });
-        self.slots[slot].rows.push(row);
+        let rows = &mut self.slots[slot].rows;
+        *last = Last { wave, shape, row: index(rows.len()) };
+        rows.push(row.into());
     }
 
     fn barrier(&mut self, shape: Option<u32>, row: Row<'a>) {
         self.latest += 1;
         self.floor = self.latest + 1;
-        self.slots.push(Slot { wave: self.latest, shape, in_order: true, rows: vec![row] });
+        self.slots.push(Slot { wave: self.latest, shape, in_order: true, rows: vec![row.into()] });
     }
 
     /// Wave by wave; within a wave by table, so that writers of the same tables meet them in the same order.
@@ -172,11 +193,11 @@ impl<'a, 'f> Planner<'a, 'f> {
         let mut statements = Vec::with_capacity(slots.len());
         for Slot { shape, in_order, mut rows, .. } in slots {
             let Some(number) = shape.map(|shape| shape as usize) else {
-                statements.extend(rows.into_iter().map(|(position, op)| Statement::alone(position, op)));
+                statements.extend(rows.into_iter().map(|row| Statement::alone(row.position(), row.op())));
                 continue;
             };
             if !in_order {
-                rows.sort_unstable_by(|a, b| Key::of(a.1).cmp(&Key::of(b.1)));
+                rows.sort_unstable_by(|a, b| a.key().cmp(&b.key()));
             }
             let (table, shape) = shapes[number];
             for rows in chunks(rows) {
@@ -188,11 +209,11 @@ impl<'a, 'f> Planner<'a, 'f> {
 }
 
 /// Cuts rows so that no statement grows beyond what a server takes well.
-fn chunks(mut rows: Vec<Row<'_>>) -> Vec<Vec<Row<'_>>> {
+fn chunks(mut rows: Vec<KeyedRow<'_>>) -> Vec<Vec<KeyedRow<'_>>> {
     let mut cuts = Vec::new();
     let (mut count, mut bytes) = (0, 0);
-    for (at, (_, op)) in rows.iter().enumerate() {
-        let size = size(op);
+    for (at, row) in rows.iter().enumerate() {
+        let size = size(row.op());
         if count > 0 && (count == MAX_ROWS || bytes + size > MAX_BYTES) {
             cuts.push(at);
             (count, bytes) = (0, 0);
@@ -229,10 +250,22 @@ fn shape_of(op: &PgOp) -> Option<Shape> {
     Key::of(op)?;
     Some(match op {
         PgOp::Insert(op) => Shape::Insert(op.conflict),
-        PgOp::Update(op) => Shape::Update { set: mask(&op.set), add: mask(&op.add), required: op.required },
+        PgOp::Update(op) => {
+            Shape::Update { set: mask(&op.set), add: mask(&op.add), required: op.required, merging: false }
+        }
         PgOp::Delete(op) => Shape::Delete { required: op.required },
         PgOp::Sql(_) => return None,
     })
+}
+
+/// Updates that do nothing but add where values on the way go unseen.
+fn merging(shape: Shape, facts: &TableFacts) -> Shape {
+    match shape {
+        Shape::Update { set: 0, add, required, .. } if !facts.in_order && add & !facts.mergeable == 0 => {
+            Shape::Update { set: 0, add, required, merging: true }
+        }
+        other => other,
+    }
 }
 
 /// Whether two such keys are equal here exactly when the index finds them equal. NULL equals nothing there, times are

@@ -3,6 +3,7 @@
 //! A typed operation alone and a thousand fused ones have the same text; only the length of the arrays differs.
 
 mod key;
+mod row;
 mod text;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use sqlx::postgres::{PgArgumentBuffer, PgArguments, PgBindIterExt, PgConnection,
 use sqlx::{Arguments, AssertSqlSafe, Encode, Postgres, Type};
 
 pub(crate) use self::key::Key;
+pub(crate) use self::row::KeyedRow;
 use self::text::{Filtered, arrays, filtered_parts, filtered_text, sql_text};
 pub(crate) use self::text::{keyed_text, quoted_name};
 use crate::op::{Conflict, DeleteOp, PgOp, Rows, SqlOp, UpdateOp};
@@ -33,7 +35,13 @@ pub(crate) type Row<'a> = (Position, &'a PgOp);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
     Insert(Conflict),
-    Update { set: u128, add: u128, required: bool },
+    Update {
+        set: u128,
+        add: u128,
+        required: bool,
+        /// Several adds on one key may be one row.
+        merging: bool,
+    },
     Delete { required: bool },
 }
 
@@ -50,7 +58,7 @@ enum Kind<'a> {
     Keyed {
         table: &'static TableMeta,
         shape: Shape,
-        rows: Vec<Row<'a>>,
+        rows: Vec<KeyedRow<'a>>,
     },
     /// An operation by filter.
     Filtered(Row<'a>),
@@ -106,7 +114,7 @@ impl<'a> Statement<'a> {
     ///
     /// # Panics
     /// On no rows, and on two rows of one key where the database would drop or refuse the second.
-    pub(crate) fn keyed(text: Arc<str>, table: &'static TableMeta, shape: Shape, rows: Vec<Row<'a>>) -> Self {
+    pub(crate) fn keyed(text: Arc<str>, table: &'static TableMeta, shape: Shape, rows: Vec<KeyedRow<'a>>) -> Self {
         assert!(!rows.is_empty(), "a statement holds at least one row");
         if rows.len() > 1 && !matches!(shape, Shape::Insert(Conflict::Fail | Conflict::Nothing)) {
             assert!(all_keys_differ(&rows), "a statement holds each key of {} once", quoted_name(table));
@@ -127,16 +135,16 @@ impl<'a> Statement<'a> {
         }
     }
 
-    /// The position of its event, where it holds only one operation.
+    /// The position of its event, where it is of one only.
     pub(crate) fn single_position(&self) -> Option<Position> {
         match &self.kind {
             Kind::Keyed { rows, .. } if rows.len() > 1 => None,
-            Kind::Keyed { rows, .. } => rows.first().map(|(position, _)| *position),
+            Kind::Keyed { rows, .. } => rows.first().and_then(KeyedRow::single_position),
             Kind::Filtered((position, _)) | Kind::Sql(position, _) => Some(*position),
         }
     }
 
-    /// Operations in it.
+    /// Rows in it.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         if let Kind::Keyed { rows, .. } = &self.kind { rows.len() } else { 1 }
@@ -166,7 +174,7 @@ impl<'a> Statement<'a> {
 
     fn no_row(&self, wanted: u64, found: u64) -> NoRow {
         let op = match &self.kind {
-            Kind::Keyed { rows, .. } => rows.first().map(|(_, op)| *op),
+            Kind::Keyed { rows, .. } => rows.first().map(KeyedRow::op),
             Kind::Filtered((_, op)) => Some(*op),
             Kind::Sql(..) => None,
         };
@@ -185,7 +193,7 @@ impl<'a> Statement<'a> {
         match &self.kind {
             Kind::Keyed { table, shape, rows } => {
                 for (column, part) in arrays(table, *shape) {
-                    let values = rows.iter().map(|(_, op)| part.value(op));
+                    let values = rows.iter().map(|row| part.value(row));
                     add_array(&mut arguments, table.columns[column].kind, values)?;
                 }
             }
@@ -209,25 +217,25 @@ impl<'a> Statement<'a> {
 #[cfg(test)]
 impl fmt::Display for Statement<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rows, ends) = match &self.kind {
-            Kind::Keyed { rows, .. } => (rows.as_slice(), ""),
-            Kind::Filtered(row) => (std::slice::from_ref(row), " where"),
+        let (ops, ends): (Vec<_>, _) = match &self.kind {
+            Kind::Keyed { rows, .. } => (rows.iter().map(KeyedRow::op).collect(), ""),
+            Kind::Filtered((_, op)) => (vec![*op], " where"),
             Kind::Sql(..) => return f.write_str("sql"),
         };
         let word = self.text.split(' ').next().unwrap_or_default();
         let table =
-            table_of(rows[0].1).map(|table| [table.schema, Some(table.name)].into_iter().flatten().collect::<Vec<_>>());
+            table_of(ops[0]).map(|table| [table.schema, Some(table.name)].into_iter().flatten().collect::<Vec<_>>());
         write!(f, "{word} {}", table.unwrap_or_default().join("."))?;
-        for value in rows.iter().filter_map(|(_, op)| Key::of(op)).flat_map(Key::values) {
+        for value in ops.into_iter().filter_map(Key::of).flat_map(Key::values) {
             write!(f, " {}", Shown(value))?;
         }
         f.write_str(ends)
     }
 }
 
-fn all_keys_differ(rows: &[Row<'_>]) -> bool {
+fn all_keys_differ(rows: &[KeyedRow<'_>]) -> bool {
     let mut seen = FxHashSet::default();
-    rows.is_sorted_by(|a, b| Key::of(a.1) < Key::of(b.1)) || rows.iter().all(|(_, op)| seen.insert(Key::of(op)))
+    rows.is_sorted_by(|a, b| a.key() < b.key()) || rows.iter().all(|row| seen.insert(row.key()))
 }
 
 /// The table an operation writes; `None` for `sql`.

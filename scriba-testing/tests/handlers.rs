@@ -1,7 +1,5 @@
 //! Handlers alone, and a projection committed without a pipeline.
 
-#![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
-
 use std::fmt;
 
 use scriba_core::checkpoint::Counts;

@@ -16,7 +16,7 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
 fn rows(document: &str) -> Vec<(&str, Vec<&str>)> {
     let cells = document.lines().filter(|line| line.starts_with("| `")).map(|line| line.split('|').collect::<Vec<_>>());
     let rows = cells.filter_map(|cells| Some((quoted(cells.get(1)?).next()?, quoted(cells.get(2)?).collect())));
-    rows.filter(|(path, _)| path.ends_with(".rs")).collect()
+    rows.filter(|(path, _)| path.contains(".rs")).collect()
 }
 
 fn has_function(code: &str, name: &str) -> bool {

@@ -1,8 +1,10 @@
 //! The SQL of operations, and which values belong to which of its binds. Identifiers are quoted here and nowhere else.
 
 use std::fmt::Write;
+use std::ops::Range;
 
-use super::{Key, Shape};
+use super::row::ADDENDS;
+use super::{KeyedRow, Shape};
 use crate::op::{Conflict, PgOp, Rows, SqlOp};
 use crate::table::{TableMeta, ValueKind};
 use crate::value::Value;
@@ -16,18 +18,17 @@ pub(super) enum Part {
     Key(usize),
     /// By column.
     Set(usize),
-    /// By column.
-    Added(usize),
+    /// By column and number among its addends.
+    Added(usize, usize),
 }
 
 impl Part {
-    pub(super) fn value(self, op: &PgOp) -> &Value {
-        let find = |values: &[(usize, Value)], column| values.iter().position(|(at, _)| *at == column);
-        let found = match (self, op) {
+    pub(super) fn value<'v>(self, row: &'v KeyedRow<'_>) -> &'v Value {
+        let found = match (self, row.op()) {
             (Self::Inserted(column), PgOp::Insert(op)) => op.values.get(column),
-            (Self::Set(column), PgOp::Update(op)) => find(&op.set, column).map(|at| &op.set[at].1),
-            (Self::Added(column), PgOp::Update(op)) => find(&op.add, column).map(|at| &op.add[at].1),
-            (Self::Key(at), _) => Key::of(op).map(|key| key.value(at)),
+            (Self::Set(column), PgOp::Update(op)) => op.set.iter().find(|(at, _)| *at == column).map(|(_, value)| value),
+            (Self::Added(column, nth), _) => row.addend(column, nth),
+            (Self::Key(at), _) => row.key().map(|key| key.value(at)),
             _ => None,
         };
         found.unwrap_or_else(|| unreachable!("the operations of a statement have its shape"))
@@ -39,10 +40,11 @@ pub(super) fn arrays(table: &'static TableMeta, shape: Shape) -> Vec<(usize, Par
     let key = || table.key.iter().enumerate().map(|(at, &column)| (column, Part::Key(at)));
     match shape {
         Shape::Insert(_) => (0..table.columns.len()).map(|column| (column, Part::Inserted(column))).collect(),
-        Shape::Update { set, add, .. } => key()
-            .chain(bits(set).map(|column| (column, Part::Set(column))))
-            .chain(bits(add).map(|column| (column, Part::Added(column))))
-            .collect(),
+        Shape::Update { set, add, merging, .. } => {
+            let addends = if merging { ADDENDS } else { 1 };
+            let added = bits(add).flat_map(|column| (0..addends).map(move |nth| (column, Part::Added(column, nth))));
+            key().chain(bits(set).map(|column| (column, Part::Set(column)))).chain(added).collect()
+        }
         Shape::Delete { .. } => key().collect(),
     }
 }
@@ -64,8 +66,14 @@ pub(crate) fn keyed_text(table: &'static TableMeta, shape: Shape) -> String {
             format!("INSERT INTO {name} AS t ({columns}) SELECT {items} FROM {from}{}", on_conflict(table, conflict))
         }
         Shape::Update { .. } => {
-            let changes = arrays.iter().enumerate().skip(table.key.len());
-            let changes = changes.map(|(nth, &(at, part))| change(table, at, nth, matches!(part, Part::Added(_))));
+            let mut nth = table.key.len();
+            // The addends of one column stand together.
+            let changes = arrays[nth..].chunk_by(|(a, _), (b, _)| a == b).map(|of_column| {
+                let first = nth;
+                nth += of_column.len();
+                let (at, part) = of_column[0];
+                change(table, at, first..nth, matches!(part, Part::Added(..)))
+            });
             format!("UPDATE {name} AS t SET {} FROM {from} WHERE {}", joined(changes, ", "), by_key())
         }
         Shape::Delete { .. } => format!("DELETE FROM {name} AS t USING {from} WHERE {}", by_key()),
@@ -85,9 +93,9 @@ fn on_conflict(table: &'static TableMeta, conflict: Conflict) -> String {
     }
 }
 
-/// `"total" = t."total" + u.c3`, or without the sum.
-fn change(table: &TableMeta, at: usize, nth: usize, added: bool) -> String {
-    let (column, new) = (column(table, at), item(table, at, nth));
+/// `"total" = t."total" + u.c3`, with more addends, or without the sum.
+fn change(table: &TableMeta, at: usize, arrays: Range<usize>, added: bool) -> String {
+    let (column, new) = (column(table, at), joined(arrays.map(|nth| item(table, at, nth)), " + "));
     if added { format!("{column} = t.{column} + {new}") } else { format!("{column} = {new}") }
 }
 
@@ -130,7 +138,7 @@ pub(super) fn filtered_text(op: &PgOp) -> String {
     match op {
         PgOp::Update(op) => {
             let changes = values[..changes].iter().enumerate();
-            let changes = changes.map(|(nth, &(at, _))| change(table, at, nth, nth >= op.set.len()));
+            let changes = changes.map(|(nth, &(at, _))| change(table, at, nth..nth + 1, nth >= op.set.len()));
             format!("UPDATE {name} AS t SET {} FROM {from}{filter}", joined(changes, ", "))
         }
         _ if values.is_empty() => format!("DELETE FROM {name} AS t{filter}"),

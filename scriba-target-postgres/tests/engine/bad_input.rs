@@ -89,7 +89,11 @@ async fn bodies_that_do_not_decode_are_dead_letters_with_their_bytes_and_good_on
         sqlx::query_scalar("SELECT position FROM notes ORDER BY position").fetch_all(&fixture.pool).await.unwrap();
     assert_eq!(applied, [0, 7, 8]);
     let info = scriba.info(id()).unwrap();
-    assert_eq!((info.run.delivered, info.run.applied, info.run.dead_lettered), (8, 3, 5), "the unknown type is not delivered");
+    assert_eq!(
+        (info.run.delivered, info.run.applied, info.run.dead_lettered),
+        (8, 3, 5),
+        "the unknown type is not delivered"
+    );
     assert_eq!((info.stored.applied, info.stored.skipped, info.stored.dead_lettered), (3, 0, 5));
 }
 

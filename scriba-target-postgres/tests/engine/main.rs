@@ -1,5 +1,7 @@
 //! The engine from a Postgres log to read models in Postgres.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 mod bad_input;
 mod common;
 mod prefix;

@@ -52,7 +52,8 @@ impl Handler for Prefix {
 /// Runs the log through the projection while a reader looks. The first snapshot that is no prefix, if there is one.
 async fn not_a_prefix(fixture: &Fixture, seed: u64, switch: Switches) -> Option<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
-    let clear = "TRUNCATE events RESTART IDENTITY; TRUNCATE seen, total, scriba_checkpoints, scriba_projections, scriba_leases;
+    let clear =
+        "TRUNCATE events RESTART IDENTITY; TRUNCATE seen, total, scriba_checkpoints, scriba_projections, scriba_leases;
                  INSERT INTO total VALUES (1, 0, 0)";
     sqlx::raw_sql(clear).execute(&fixture.pool).await.unwrap();
     let streams: Vec<String> = (0..EVENTS).map(|_| format!("stream {}", rng.u8(0..9))).collect();
@@ -76,14 +77,15 @@ async fn not_a_prefix(fixture: &Fixture, seed: u64, switch: Switches) -> Option<
 
 async fn look(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> Option<String> {
     // One statement, one snapshot.
-    let snapshot = "SELECT (SELECT watermark FROM scriba_checkpoints), (SELECT sum FROM total), (SELECT events FROM total),
+    let snapshot =
+        "SELECT (SELECT watermark FROM scriba_checkpoints), (SELECT sum FROM total), (SELECT events FROM total),
                            ARRAY(SELECT position FROM seen ORDER BY position)";
     loop {
         let last = done.load(Ordering::Relaxed);
         let (watermark, sum, events, seen): (Option<i64>, i64, i64, Vec<i64>) =
             sqlx::query_as(snapshot).fetch_one(&pool).await.unwrap();
         let prefix: Vec<i64> = (0..=watermark.unwrap_or(-1)).collect();
-        let right = seen == prefix && sum == prefix.iter().sum::<i64>() && events == prefix.len() as i64;
+        let right = seen == prefix && sum == prefix.iter().sum::<i64>() && usize::try_from(events) == Ok(prefix.len());
         if !right {
             return Some(format!("watermark {watermark:?}, {events} events with sum {sum}, rows {seen:?}"));
         }

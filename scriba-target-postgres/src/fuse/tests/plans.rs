@@ -19,6 +19,7 @@ fn free(identity: u32) -> TableFacts {
         second_unique: false,
         referenced: 0,
         cascades: false,
+        mergeable: 0,
         limited_key: false,
     }
 }
@@ -172,7 +173,8 @@ fn a_statement_grows_to_5_000_rows_or_8_mib() {
 fn two_rows_of_one_key_in_a_statement_are_a_mistake_of_the_planner() {
     let ops = [add(&A, int(1), 1, int(1)), add(&A, int(1), 1, int(1))];
     let shape = shape_of(&ops[0]).unwrap();
-    Statement::keyed(keyed_text(&A, shape).into(), &A, shape, events(&ops));
+    let rows = events(&ops).into_iter().map(KeyedRow::from).collect();
+    Statement::keyed(keyed_text(&A, shape).into(), &A, shape, rows);
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn texts_quote_names_and_cast_values() {
         )
     );
     assert_eq!(
-        text(Shape::Update { set: 1 << 2, add: 1 << 3, required: true }),
+        text(Shape::Update { set: 1 << 2, add: 1 << 3, required: true, merging: false }),
         "UPDATE \"s\"\"1\".\"t\"\"2\" AS t SET \"c\" = u.c3::jsonb, \"d\" = t.\"d\" + u.c4 FROM unnest($1::text[], $2::int8[], \
          $3::text[], $4::int4[]) AS u(c1, c2, c3, c4) WHERE t.\"b\"\"\" = u.c1 AND t.\"a\" = u.c2"
     );
