@@ -19,6 +19,7 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -55,7 +56,7 @@ pub struct PostgresOptions {
 }
 
 /// Why there is no server, or why it did not do as told.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresError {
     /// No server anywhere.
@@ -87,6 +88,13 @@ pub enum PostgresError {
     /// The server refused.
     #[error("the PostgreSQL server: {0}")]
     Database(#[from] sqlx::Error),
+}
+
+/// What `unwrap` prints in a test: what to do, and not the name of a variant.
+impl fmt::Debug for PostgresError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl PostgresOptions {

@@ -299,10 +299,10 @@ impl Coordinator {
         }
         let wait = self.backoff.next_wait();
         self.report_batch(&trouble, BatchNext::Replay(wait));
-        let degraded = self.live.failed(&trouble.message);
-        if degraded.failures.is_power_of_two() {
-            let since = (chrono::Utc::now() - degraded.since).to_std().unwrap_or_default();
-            self.telemetry.degraded(&Degraded { since, failures: degraded.failures, last_error: &trouble.message });
+        let since = (chrono::Utc::now() - self.live.failed(&trouble.message).since).to_std().unwrap_or_default();
+        let failures = self.backoff.failures();
+        if failures.is_power_of_two() {
+            self.telemetry.degraded(&Degraded { since, failures, last_error: &trouble.message });
         }
         self.step(Step::Lost);
         self.retry_at = Some(Instant::now() + wait);

@@ -28,7 +28,7 @@ use crate::partition::{Partitions, partition_of};
 use crate::projection::{Handler, ProjectionId};
 use crate::source::{Delivery, Demand, Page, SourceError};
 use crate::target::{Batch, Entry, Target, Write};
-use crate::telemetry::{EventSkipped, Recovered, SkipReason, Telemetry};
+use crate::telemetry::{BatchFailed, BatchNext, EventSkipped, Recovered, SkipReason, Telemetry};
 use crate::window::{Arrival, Load, Window};
 
 /// A run of nothing but skips is committed this often.
@@ -440,9 +440,20 @@ impl<H: Handler> Pipeline<H> {
 
     fn writer_ended(&mut self, exit: Exit) {
         self.writer = Writer::Gone;
+        self.report_lost_batch(&exit);
         // What the target says weighs more than why the pipeline was about to end.
         self.ending = None;
         self.end_with(exit);
+    }
+
+    /// The end of a batch that is not tried again. One that is tried again is reported by the coordinator, which knows when.
+    fn report_lost_batch(&self, exit: &Exit) {
+        let (class, code, message, next) = match exit {
+            Exit::Halt(reason) => (reason.class, reason.code.as_deref(), reason.message.as_str(), BatchNext::Halt),
+            Exit::OwnershipLost { by } => (None, None, by.as_str(), BatchNext::Standby),
+            Exit::Stopped | Exit::Restart(_) | Exit::Held { .. } => return,
+        };
+        self.telemetry.batch_failed(&BatchFailed { class, code, message, next });
     }
 
     /// Tells the source that everything up to the watermark is durable.

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use scriba_core::{FailureClass, Lease, OnPoison, Position, State};
-use scriba_testing::{MemorySource, MemoryTarget, SourceFault, TargetFault, TargetStep};
+use scriba_core::telemetry::BatchNext;
+use scriba_core::{FailureClass, Lease, OnPoison, Position, Scriba, State};
+use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, SourceFault, TargetFault, TargetStep};
 
-use super::common::{Act, Fail, append, applied, eventually, id, options, start, until};
+use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
 
 fn failing(how: Fail) -> Act {
     Act { fail: 9, how, ..Act::default() }
 }
 
-async fn halted(scriba: &scriba_core::Scriba) -> scriba_core::HaltReason {
+async fn halted(scriba: &Scriba) -> scriba_core::HaltReason {
     eventually("halted", || scriba.info(id()).unwrap().state == State::Halted).await;
     scriba.info(id()).unwrap().halt_reason.expect("a reason")
 }
@@ -179,8 +180,14 @@ async fn structural_and_integrity_failures_halt_with_class_and_code_and_commit_n
         for _ in 0..5 {
             append(&source, "a", &Act::default());
         }
-        let (scriba, _) = start(&source, &target, options()).await;
+        let recorder = Recorder::new();
+        let scriba = Scriba::with_observers([std::sync::Arc::new(recorder.clone()) as _]);
+        scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
         let reason = halted(&scriba).await;
+        let told = recorder.events_of(id());
+        let lost = told.iter().position(|event| matches!(event, Recorded::BatchFailed { next: BatchNext::Halt, .. }));
+        let halted = told.iter().position(|event| matches!(event, Recorded::Halted { .. }));
+        assert!(lost.is_some() && lost < halted, "{told:#?}");
         assert_eq!(reason.class, Some(class));
         assert!(reason.code.is_some());
         assert_eq!(applied(&target), Vec::<u64>::new());

@@ -4,6 +4,7 @@
 
 mod facts;
 mod forms;
+mod merging;
 mod plans;
 mod property;
 mod rules;

@@ -63,6 +63,58 @@ fn the_kth_operation_on_a_key_goes_into_the_kth_wave() {
     assert_eq!(planned(&ops, &facts()), ["UPDATE a 1 2 3", "UPDATE a 1 2", "UPDATE a 1"]);
 }
 
+/// Adds to `a.v` and to all of `b` are merged.
+fn merging_facts() -> FactsCache {
+    let mut facts = facts();
+    facts.insert(&A, TableFacts { mergeable: 1 << 1, ..free(0) });
+    facts.insert(&B, TableFacts { mergeable: !0, ..free(1) });
+    facts
+}
+
+#[test]
+fn accounts_that_are_opened_and_receive_deposits_take_two_statements() {
+    let ops: Vec<PgOp> = (0..300)
+        .flat_map(|id| [add(&A, int(id - 2), 1, int(1)), row(&A, id), add(&A, int(id), 1, int(1)), add(&A, int(id), 1, int(2))])
+        .collect();
+    let plan_of = |facts| plan(&events(&ops), &facts).iter().map(Statement::len).collect::<Vec<_>>();
+    assert_eq!(plan_of(merging_facts()), [300, 302]);
+    assert_eq!(plan_of(facts()), [300, 302, 300, 298]);
+}
+
+#[test]
+fn one_hot_row_takes_one_statement() {
+    let ops: Vec<PgOp> = (0..1_000).map(|amount| add(&A, int(1), 1, int(amount))).collect();
+    assert_eq!(planned(&ops, &merging_facts()), ["UPDATE a 1"]);
+    assert_eq!(plan_one_by_one(&events(&ops)).len(), 1_000);
+}
+
+#[test]
+fn adds_are_merged_only_right_behind_one_another_and_where_nothing_looks_at_the_values_on_the_way() {
+    let [bump, watched] = [1, 2].map(|column| move |id| add(&A, int(id), column, int(1)));
+    let both = || update(&A, int(1), [], [(1, int(1)), (2, int(1))]);
+    let facts = merging_facts();
+    assert_eq!(planned(&[bump(1), bump(2), bump(1)], &facts), ["UPDATE a 1 2"]);
+    assert_eq!(planned(&[watched(1), watched(1)], &facts).len(), 2);
+    assert_eq!(planned(&[both(), both()], &facts).len(), 2);
+    assert_eq!(planned(&[bump(1), watched(1), bump(1)], &facts).len(), 3);
+    assert_eq!(planned(&[bump(1), required(bump(1)), bump(1)], &facts).len(), 3);
+    assert_eq!(planned(&[bump(1), set(&A, int(1), 1, int(1)), bump(1)], &facts).len(), 3);
+    assert_eq!(planned(&[bump(1), crate::op::sql("SELECT 1").into(), bump(1)], &facts).len(), 3);
+    // The order in which columns are named does not matter.
+    let [one, other] = [[(1, int(1)), (2, int(9))], [(2, int(9)), (1, int(1))]].map(|add| update(&B, int(1), [], add));
+    assert_eq!(planned(&[one, other], &facts), ["UPDATE b 1"]);
+    // A step that does not fit its type goes into a wave of its own, and what follows joins that one.
+    let large = || add(&A, int(1), 1, int(i64::MAX));
+    assert_eq!(planned(&[large(), bump(1), bump(1)], &facts), ["UPDATE a 1", "UPDATE a 1"]);
+
+    let mut in_order = merging_facts();
+    in_order.insert(&A, TableFacts { in_order: true, mergeable: !0, ..free(0) });
+    assert_eq!(planned(&[bump(1), bump(1)], &in_order).len(), 2);
+    let mut connected = merging_facts();
+    connected.insert(&B, TableFacts { group: 0, ..free(1) });
+    assert_eq!(planned(&[bump(1), bump(1), row(&B, 1), bump(1)], &connected), ["UPDATE a 1", "INSERT b 1", "UPDATE a 1"]);
+}
+
 #[test]
 fn a_table_in_order_keeps_its_rows_in_place_and_goes_on_with_the_latest_statement_only() {
     let ops = [
@@ -207,6 +259,12 @@ fn texts_quote_names_and_cast_values() {
         text(Shape::Update { set: 1 << 2, add: 1 << 3, required: true, merging: false }),
         "UPDATE \"s\"\"1\".\"t\"\"2\" AS t SET \"c\" = u.c3::jsonb, \"d\" = t.\"d\" + u.c4 FROM unnest($1::text[], $2::int8[], \
          $3::text[], $4::int4[]) AS u(c1, c2, c3, c4) WHERE t.\"b\"\"\" = u.c1 AND t.\"a\" = u.c2"
+    );
+    assert_eq!(
+        text(Shape::Update { set: 0, add: 1 << 3 | 1 << 4, required: false, merging: true }),
+        "UPDATE \"s\"\"1\".\"t\"\"2\" AS t SET \"d\" = t.\"d\" + u.c3 + u.c4 + u.c5, \"e\" = t.\"e\" + u.c6 + u.c7 + u.c8 FROM \
+         unnest($1::text[], $2::int8[], $3::int4[], $4::int4[], $5::int4[], $6::int2[], $7::int2[], $8::int2[]) \
+         AS u(c1, c2, c3, c4, c5, c6, c7, c8) WHERE t.\"b\"\"\" = u.c1 AND t.\"a\" = u.c2"
     );
     assert_eq!(
         text(Shape::Delete { required: false }),

@@ -149,30 +149,35 @@ fn operation((table, action, key, values, require, _): &Step) -> PgOp {
 
 #[test]
 fn any_sequence_leaves_the_same_rows_or_fails_where_one_by_one_fails_too() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut place = runtime.block_on(Place::new(SETUP));
-    place.reset = "SELECT setval('counted_n_seq', 1, false); SELECT setval('seen_n_seq', 1, false)";
-    runtime.block_on(async { raw_sql(ROWS).execute(&mut place.conn).await.unwrap() });
-    let place = std::cell::RefCell::new(place);
-    let tally = std::cell::Cell::new((0, 0, 0));
-
     // Few tables at a time, so that operations meet.
     let tables = prop::collection::vec(0..TABLES.len(), 1..4);
     let steps = (tables, prop::collection::vec(step(), 1..14)).prop_map(|(tables, mut steps)| {
         for step in &mut steps {
             step.0 = tables[step.0 % tables.len()];
         }
-        steps
+        steps.iter().map(|step| (step.5, operation(step))).collect()
     });
+    compare(SETUP, "SELECT setval('counted_n_seq', 1, false); SELECT setval('seen_n_seq', 1, false)", steps);
+}
+
+/// Operations, each with whether it belongs to the event before, on the tables of `setup`.
+pub(super) fn compare(
+    setup: &'static str,
+    reset: &'static str,
+    operations: impl Strategy<Value = Vec<(bool, PgOp)>>,
+) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut place = runtime.block_on(Place::new(setup));
+    place.reset = reset;
+    let place = std::cell::RefCell::new(place);
+    let tally = std::cell::Cell::new((0, 0, 0));
     TestRunner::new(Config { failure_persistence: None, ..Config::default() })
-        .run(&steps, |steps| {
-            let ops: Vec<PgOp> = steps.iter().map(operation).collect();
+        .run(&operations, |operations| {
             let mut position = 0;
-            let rows: Vec<Row<'_>> = steps
+            let rows: Vec<Row<'_>> = operations
                 .iter()
-                .zip(&ops)
-                .map(|(step, op)| {
-                    position += u64::from(!step.5 || position == 0);
+                .map(|(of_same_event, op)| {
+                    position += u64::from(!of_same_event || position == 0);
                     (Position::new(position), op)
                 })
                 .collect();
