@@ -273,6 +273,23 @@ pub enum CommandError {
     },
 }
 
+/// Why [`Scriba::run_until`](crate::Scriba::run_until) ended otherwise than by its signal.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A projection halted; the others were shut down.
+    #[error("projection {id} halted: {reason}")]
+    Halted {
+        /// The projection.
+        id: ProjectionId,
+        /// Why.
+        reason: HaltReason,
+    },
+    /// The signal came, and something did not stop in time.
+    #[error(transparent)]
+    Shutdown(CommandError),
+}
+
 /// The state a command met: that of the lifecycle, or the role of a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateOrStandby {

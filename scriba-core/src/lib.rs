@@ -26,8 +26,8 @@ mod window;
 
 pub use engine::{ListedProjection, OldestOpen, ProjectionInfo, RunCounts, Scriba, WaitFor, WindowInfo};
 pub use error::{
-    CommandError, DecodeError, HaltReason, HandlerError, HandlerResult, RetryAdvice, StartError, StateOrStandby,
-    WaitError, source_chain,
+    CommandError, DecodeError, HaltReason, HandlerError, HandlerResult, RetryAdvice, RunError, StartError,
+    StateOrStandby, WaitError, source_chain,
 };
 pub use event::{
     EventId, EventMeta, EventType, Events, Position, PositionOutOfRange, RawEvent, RecordedEvent, StreamId,

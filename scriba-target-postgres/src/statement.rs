@@ -42,7 +42,9 @@ pub(crate) enum Shape {
         /// Several adds on one key may be one row.
         merging: bool,
     },
-    Delete { required: bool },
+    Delete {
+        required: bool,
+    },
 }
 
 /// A statement ready to be sent.

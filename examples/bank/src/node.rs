@@ -6,11 +6,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use scriba_core::telemetry::{BatchFailed, Degraded, Halted, Observer};
+use scriba_core::telemetry::{BatchFailed, Degraded, Observer};
 use scriba_core::{Lease, ProjectionId, ProjectionOptions, Retry, Scriba};
 use scriba_target_postgres::PgTarget;
 use sqlx::postgres::PgPoolOptions;
-use tokio::sync::mpsc;
 
 use crate::Result;
 use crate::database::log;
@@ -67,17 +66,11 @@ pub(crate) async fn run(database_url: &str, options: &NodeOptions) -> Result<()>
     keep_quiet_about_handlers();
     let pool = PgPoolOptions::new().max_connections(2).connect(database_url).await?;
     let target = PgTarget::new(pool.clone());
-    let (halts, mut halted) = mpsc::channel(1);
-    let scriba = Scriba::with_observers([Arc::new(Complaints(halts)) as Arc<dyn Observer>]);
+    let scriba = Scriba::with_observers([Arc::new(Complaints) as Arc<dyn Observer>]);
     scriba.start(Balances, log(pool.clone()), target.clone(), options.projection_options()).await?;
     scriba.start(Entries, log(pool), target, options.projection_options()).await?;
-
-    let halt = tokio::select! {
-        () = end_of_stdin() => None,
-        halt = halted.recv() => halt,
-    };
-    scriba.shutdown().await?;
-    halt.map_or(Ok(()), |halt| Err(halt.into()))
+    scriba.run_until(end_of_stdin()).await?;
+    Ok(())
 }
 
 /// The parent closes it to stop this process, and it ends with the parent too.
@@ -100,8 +93,8 @@ fn keep_quiet_about_handlers() {
     }));
 }
 
-/// Says on stderr what keeps a projection from getting on, and reports a halt.
-struct Complaints(mpsc::Sender<String>);
+/// Says on stderr what keeps a projection from getting on.
+struct Complaints;
 
 impl Observer for Complaints {
     fn watches_events(&self) -> bool {
@@ -114,10 +107,5 @@ impl Observer for Complaints {
 
     fn degraded(&self, id: &ProjectionId, degraded: &Degraded<'_>) {
         eprintln!("{id}: degraded: {}", degraded.last_error);
-    }
-
-    fn halted(&self, id: &ProjectionId, halted: &Halted<'_>) {
-        // One halt is enough to end the process.
-        let _ = self.0.try_send(format!("{id} halted: {}", halted.reason));
     }
 }

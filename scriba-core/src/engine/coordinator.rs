@@ -84,6 +84,8 @@ pub(crate) struct Coordinator {
     inbox: mpsc::Receiver<Input>,
     /// For the tasks that watch over pipelines.
     own_inbox: mpsc::Sender<Input>,
+    /// Where the first halt of any projection is told to who waits for it.
+    halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
     /// Keeper, lag and the watchers of pipelines: they end with the coordinator.
     tasks: JoinSet<()>,
 
@@ -122,12 +124,14 @@ pub(crate) struct Parts {
     pub(crate) keeper: mpsc::Sender<Order>,
     pub(crate) inbox: mpsc::Receiver<Input>,
     pub(crate) own_inbox: mpsc::Sender<Input>,
+    pub(crate) halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
     pub(crate) tasks: JoinSet<()>,
 }
 
 impl Coordinator {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, tasks } = parts;
+        let Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, halted, tasks } =
+            parts;
         Self {
             id,
             options,
@@ -139,6 +143,7 @@ impl Coordinator {
             keeper,
             inbox,
             own_inbox,
+            halted,
             tasks,
             number: 0,
             pipeline: None,
@@ -317,8 +322,13 @@ impl Coordinator {
 
     fn halt(&mut self, reason: HaltReason) {
         self.telemetry.halted(&Halted { reason: &reason });
-        self.live.set_halted(reason);
+        self.live.set_halted(reason.clone());
         self.step(Step::Halt);
+        self.halted.send_if_modified(|halted| {
+            let first = halted.is_none();
+            halted.get_or_insert((self.id.clone(), reason));
+            first
+        });
     }
 
     fn stand_by(&mut self, holder: &str, expires_in: Duration) {

@@ -18,7 +18,7 @@ use super::panic::note_places;
 use super::pipeline::Wish;
 use super::setup::Setup;
 use crate::dead_letter::DeadLetter;
-use crate::error::{CommandError, StartError, StateOrStandby};
+use crate::error::{CommandError, HaltReason, RunError, StartError, StateOrStandby};
 use crate::failure::FailureClass;
 use crate::lifecycle::State;
 use crate::options::{Lease, ProjectionOptions};
@@ -47,6 +47,8 @@ struct Inner {
     projections: Mutex<HashMap<ProjectionId, Entry>>,
     attached: Mutex<Vec<Arc<dyn Tables>>>,
     shut_down: watch::Sender<bool>,
+    /// The projection that halted first and was not started again since.
+    halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
 }
 
 /// A projection that was started here.
@@ -96,6 +98,7 @@ impl Scriba {
             projections: Mutex::default(),
             attached: Mutex::default(),
             shut_down: watch::Sender::new(false),
+            halted: watch::Sender::new(None),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -172,6 +175,8 @@ impl Scriba {
             live: Arc::clone(&live),
             wish: wished,
         });
+        let halted = self.inner.halted.clone();
+        halted.send_if_modified(|halted| halted.take_if(|(there, _)| *there == id).is_some());
         let runtime = Handle::current();
         self.inner.control.spawn(async move {
             let mut tasks = JoinSet::new();
@@ -180,7 +185,8 @@ impl Scriba {
                 tasks.spawn(lag::watch(source, Arc::clone(&live), telemetry.clone(), options.lag_interval));
             }
             let launch = Box::new(move |up| Box::pin(Arc::clone(&setup).run(up)) as _);
-            let parts = Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, tasks };
+            let parts =
+                Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, halted, tasks };
             Coordinator::new(parts).run().await;
         });
         Ok(())
@@ -240,6 +246,25 @@ impl Scriba {
             .collect();
         let stops = running.iter().map(|id| self.command(id, Command::Stop));
         futures_util::future::join_all(stops).await.into_iter().collect()
+    }
+
+    /// Runs everything that was started until `signal` ends, then shuts down; or until a projection halts, then shuts down and
+    /// returns its reason, so that a supervisor starts the process anew and people hear of it.
+    ///
+    /// # Errors
+    /// [`RunError`].
+    pub async fn run_until(&self, signal: impl Future) -> Result<(), RunError> {
+        let mut halted = self.inner.halted.subscribe();
+        let halt = tokio::select! {
+            _ = signal => None,
+            // The sender lives in `self`.
+            Ok(halt) = halted.wait_for(Option::is_some) => halt.clone(),
+        };
+        let shut_down = self.shutdown().await;
+        if let Some((id, reason)) = halt {
+            return Err(RunError::Halted { id, reason });
+        }
+        shut_down.map_err(RunError::Shutdown)
     }
 
     async fn command(&self, id: &ProjectionId, command: Command) -> Result<(), CommandError> {

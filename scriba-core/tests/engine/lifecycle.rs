@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use scriba_core::{
-    CommandError, Lease, Position, ProjectionId, ProjectionOptions, Role, Scriba, StartError, StartFrom, State,
-    StateOrStandby, WaitError, WaitFor,
+    CommandError, Lease, OnPoison, Position, ProjectionId, ProjectionOptions, Role, RunError, Scriba, StartError,
+    StartFrom, State, StateOrStandby, WaitError, WaitFor,
 };
 use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, TargetFault, TargetStep};
 
@@ -291,4 +291,20 @@ async fn the_life_of_a_projection_is_told_to_observers_in_order() {
     let expected =
         ["checkpoint loaded", "subscribed", "event start", "event stop", "batch stop", "paused", "resumed", "stopped"];
     assert_eq!(life, expected);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_until_ends_with_its_signal_or_with_the_first_halt_and_stops_everything() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    scriba.run_until(tokio::time::sleep(Duration::from_millis(10))).await.expect("the signal ends it");
+    assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
+
+    let (scriba, _) = start(&source, &target, options().on_poison(OnPoison::Halt)).await;
+    append(&source, "a", &Act { fail: 9, how: Fail::Permanent, ..Act::default() });
+    let error = scriba.run_until(std::future::pending::<()>()).await.expect_err("it halts");
+    let RunError::Halted { id: halted, reason } = error else { panic!("{error}") };
+    assert_eq!((halted, reason.position), (id(), Some(Position::new(1))));
+    assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
 }

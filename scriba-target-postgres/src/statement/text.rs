@@ -26,7 +26,9 @@ impl Part {
     pub(super) fn value<'v>(self, row: &'v KeyedRow<'_>) -> &'v Value {
         let found = match (self, row.op()) {
             (Self::Inserted(column), PgOp::Insert(op)) => op.values.get(column),
-            (Self::Set(column), PgOp::Update(op)) => op.set.iter().find(|(at, _)| *at == column).map(|(_, value)| value),
+            (Self::Set(column), PgOp::Update(op)) => {
+                op.set.iter().find(|(at, _)| *at == column).map(|(_, value)| value)
+            }
             (Self::Added(column, nth), _) => row.addend(column, nth),
             (Self::Key(at), _) => row.key().map(|key| key.value(at)),
             _ => None,

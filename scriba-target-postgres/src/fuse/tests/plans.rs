@@ -74,7 +74,9 @@ fn merging_facts() -> FactsCache {
 #[test]
 fn accounts_that_are_opened_and_receive_deposits_take_two_statements() {
     let ops: Vec<PgOp> = (0..300)
-        .flat_map(|id| [add(&A, int(id - 2), 1, int(1)), row(&A, id), add(&A, int(id), 1, int(1)), add(&A, int(id), 1, int(2))])
+        .flat_map(|id| {
+            [add(&A, int(id - 2), 1, int(1)), row(&A, id), add(&A, int(id), 1, int(1)), add(&A, int(id), 1, int(2))]
+        })
         .collect();
     let plan_of = |facts| plan(&events(&ops), &facts).iter().map(Statement::len).collect::<Vec<_>>();
     assert_eq!(plan_of(merging_facts()), [300, 302]);
@@ -105,14 +107,17 @@ fn adds_are_merged_only_right_behind_one_another_and_where_nothing_looks_at_the_
     assert_eq!(planned(&[one, other], &facts), ["UPDATE b 1"]);
     // A step that does not fit its type goes into a wave of its own, and what follows joins that one.
     let large = || add(&A, int(1), 1, int(i64::MAX));
-    assert_eq!(planned(&[large(), bump(1), bump(1)], &facts), ["UPDATE a 1", "UPDATE a 1"]);
+    assert_eq!(planned(&[large(), large(), large(), bump(1)], &facts), ["UPDATE a 1", "UPDATE a 1"]);
 
     let mut in_order = merging_facts();
     in_order.insert(&A, TableFacts { in_order: true, mergeable: !0, ..free(0) });
     assert_eq!(planned(&[bump(1), bump(1)], &in_order).len(), 2);
     let mut connected = merging_facts();
     connected.insert(&B, TableFacts { group: 0, ..free(1) });
-    assert_eq!(planned(&[bump(1), bump(1), row(&B, 1), bump(1)], &connected), ["UPDATE a 1", "INSERT b 1", "UPDATE a 1"]);
+    assert_eq!(
+        planned(&[bump(1), bump(1), row(&B, 1), bump(1)], &connected),
+        ["UPDATE a 1", "INSERT b 1", "UPDATE a 1"]
+    );
 }
 
 #[test]
@@ -261,10 +266,10 @@ fn texts_quote_names_and_cast_values() {
          $3::text[], $4::int4[]) AS u(c1, c2, c3, c4) WHERE t.\"b\"\"\" = u.c1 AND t.\"a\" = u.c2"
     );
     assert_eq!(
-        text(Shape::Update { set: 0, add: 1 << 3 | 1 << 4, required: false, merging: true }),
-        "UPDATE \"s\"\"1\".\"t\"\"2\" AS t SET \"d\" = t.\"d\" + u.c3 + u.c4 + u.c5, \"e\" = t.\"e\" + u.c6 + u.c7 + u.c8 FROM \
-         unnest($1::text[], $2::int8[], $3::int4[], $4::int4[], $5::int4[], $6::int2[], $7::int2[], $8::int2[]) \
-         AS u(c1, c2, c3, c4, c5, c6, c7, c8) WHERE t.\"b\"\"\" = u.c1 AND t.\"a\" = u.c2"
+        keyed_text(&A, Shape::Update { set: 0, add: 0b110, required: false, merging: true }),
+        "UPDATE \"a\" AS t SET \"v\" = t.\"v\" + u.c2 + u.c3 + u.c4, \"w\" = t.\"w\" + u.c5 + u.c6 + u.c7 FROM \
+         unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[], $7::int8[]) \
+         AS u(c1, c2, c3, c4, c5, c6, c7) WHERE t.\"id\" = u.c1"
     );
     assert_eq!(
         text(Shape::Delete { required: false }),
