@@ -40,11 +40,12 @@ impl Partitions {
         Self { lanes: vec![Lane::default(); PARTITIONS], ready: BinaryHeap::new(), running: 0, parallelism }
     }
 
-    /// Takes in an event. True when it runs at once; otherwise [`Partitions::start_next`] will name it.
-    pub(crate) fn admit(&mut self, number: u64, partition: usize) -> bool {
+    /// Takes in an event. True when it runs at once, which it only does if it `may`; otherwise [`Partitions::start_next`] will
+    /// name it.
+    pub(crate) fn admit(&mut self, number: u64, partition: usize, may: bool) -> bool {
         let lane = &mut self.lanes[partition];
         let idle = !lane.busy && lane.waiting.is_empty();
-        if idle && self.running < self.parallelism && self.ready.is_empty() {
+        if may && idle && self.running < self.parallelism && self.ready.is_empty() {
             lane.busy = true;
             self.running += 1;
             return true;
@@ -54,6 +55,11 @@ impl Partitions {
             self.ready.push(Reverse((number, partition)));
         }
         false
+    }
+
+    /// The first waiting event whose partition runs none.
+    pub(crate) fn next(&self) -> Option<u64> {
+        self.ready.peek().map(|Reverse((number, _))| *number)
     }
 
     /// The next event that runs now, with its partition, if there is one and capacity for it.
@@ -90,14 +96,14 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Step {
-        Admit(usize),
+        Admit(usize, bool),
         Start,
         End(usize),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            3 => (0..6_usize).prop_map(Step::Admit),
+            3 => (0..6_usize, prop::bool::weighted(0.8)).prop_map(|(lane, may)| Step::Admit(lane, may)),
             2 => Just(Step::Start),
             2 => any::<usize>().prop_map(Step::End),
         ];
@@ -125,9 +131,9 @@ mod tests {
             };
             for step in steps {
                 match step {
-                    Step::Admit(lane) => {
+                    Step::Admit(lane, may) => {
                         waiting.insert(number, lane);
-                        let at_once = partitions.admit(number, lane);
+                        let at_once = partitions.admit(number, lane, may);
                         if at_once {
                             prop_assert_eq!(startable(&waiting, &running), Some((number, lane)));
                             waiting.remove(&number);

@@ -93,6 +93,11 @@ pub trait Subscription: Send {
     /// [`SourceError::Unusable`].
     async fn next(&mut self, demand: Demand) -> Result<Page, SourceError>;
 
+    /// Whether acks matter to the source. Where they do not, none are sent, and no page is interrupted for one.
+    fn wants_acks(&self) -> bool {
+        true
+    }
+
     /// Everything up to `position` is durable in the target and need not be delivered again.
     async fn ack(&mut self, position: Position) -> Result<(), SourceError>;
 }

@@ -1,6 +1,7 @@
 //! What the engine reports while it works: one struct per event, to `tracing` and to observers.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -237,8 +238,8 @@ macro_rules! hooks {
     ($($(#[$doc:meta])* $hook:ident($e:ident: $event:ty) => $message:literal, $level:ident, { $($fields:tt)* };)*) => {
         /// Gets told what a projection does. Every hook does nothing unless overridden.
         ///
-        /// Hooks run on the engine's tasks: they must not block. A hook that panics is the program's bug and is not
-        /// caught.
+        /// Hooks run on the engine's tasks: one that blocks holds up handlers, commits and leases of all projections. A hook
+        /// that panics is told to `tracing` and changes nothing else.
         #[allow(unused_variables)]
         pub trait Observer: Send + Sync + 'static {
             /// Whether it wants [`Observer::event_start`] and [`Observer::event_stop`], which cost two looks at a clock for
@@ -257,7 +258,10 @@ macro_rules! hooks {
                     let $e = event;
                     tracing::$level!(target: "scriba", projection = %self.inner.id, $($fields)*, $message);
                     for observer in &self.inner.observers {
-                        observer.$hook(&self.inner.id, event);
+                        let told = catch_unwind(AssertUnwindSafe(|| observer.$hook(&self.inner.id, event)));
+                        if told.is_err() {
+                            tracing::error!(target: "scriba", projection = %self.inner.id, concat!("an observer panicked in ", stringify!($hook)));
+                        }
                     }
                 }
             )*

@@ -108,7 +108,13 @@ impl<E, O> Window<E, O> {
 
     /// Takes in progress without an event: reached when everything before it is accounted for.
     pub(crate) fn progress(&mut self, position: Position) {
-        if self.dedup.progress(position) {
+        if !self.dedup.progress(position) {
+            return;
+        }
+        // One element for a run of them: behind an event that is stuck, any number may come.
+        if let Some(Slot { position: last, content: Content::Done { outcome: None, .. }, .. }) = self.slots.back_mut() {
+            *last = position;
+        } else {
             self.slots.push_back(Slot { position, bytes: 0, content: Content::Done { outcome: None, write: false } });
             self.count_done();
         }
@@ -398,7 +404,15 @@ mod tests {
                         let position = next + gap;
                         next = position + 1;
                         window.progress(at(position));
-                        model.push_back(Model { number: None, position, bytes: 0, state: Phase::Done { write: false } });
+                        match model.back_mut() {
+                            Some(last) if last.number.is_none() => last.position = position,
+                            _ => model.push_back(Model {
+                                number: None,
+                                position,
+                                bytes: 0,
+                                state: Phase::Done { write: false },
+                            }),
+                        }
                     }
                     Step::Start(which) => {
                         let waiting: Vec<_> = (0..model.len()).filter(|&n| model[n].state == Phase::Waiting).collect();

@@ -385,6 +385,10 @@ impl Subscription for PgSubscription {
     }
 
     /// The log keeps no position of its readers.
+    fn wants_acks(&self) -> bool {
+        false
+    }
+
     async fn ack(&mut self, _: Position) -> Result<(), SourceError> {
         Ok(())
     }

@@ -386,7 +386,8 @@ FROM me";
 
 /// One row for each column. `own_code` and `volatile` speak of the default that an insert without the column takes;
 /// the functions of a default are read off its stored tree, since dependencies leave out the built-in ones; the columns that
-/// checks, indexes and generated columns look at too, 0 for the whole row, since dependencies leave that one out.
+/// checks, indexes and generated columns look at too, 0 for the whole row, since dependencies leave that one out. What a
+/// foreign key refers to stands in an index.
 const COLUMNS: &str = r"
 WITH RECURSIVE
 base (attnum, typ, domain, constrained, defaulted) AS (
@@ -430,9 +431,8 @@ SELECT a.attnum, a.attname::text AS name, declared.typname::text AS type_name,
     NOT EXISTS (SELECT FROM trees WHERE tree ~ (':varattno (0|' || a.attnum || ') '))
         AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
             WHERE i.indrelid = a.attrelid AND a.attnum = ANY (i.indkey::int2[]))
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint f WHERE f.contype = 'f'
-            AND (f.conrelid = a.attrelid AND a.attnum = ANY (f.conkey)
-                OR f.confrelid = a.attrelid AND a.attnum = ANY (f.confkey))) AS unwatched
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint f
+            WHERE f.contype = 'f' AND f.conrelid = a.attrelid AND a.attnum = ANY (f.conkey)) AS unwatched
 FROM base b
     JOIN pg_catalog.pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
     JOIN pg_catalog.pg_attribute a ON a.attrelid = $1::int8::oid AND a.attnum = b.attnum

@@ -19,13 +19,15 @@ use super::pipeline::Wish;
 use super::setup::{Up, exit_of};
 use super::trouble::{Exit, Trouble, TroubleKind};
 use crate::error::{CommandError, HaltReason, StateOrStandby};
+use crate::event::Position;
 use crate::lifecycle::{Role, State, Step, next};
 use crate::options::ProjectionOptions;
 use crate::projection::ProjectionId;
 use crate::retry::Backoff;
 use crate::target::LeaseAnswer;
 use crate::telemetry::{
-    BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Resumed, Standby, Started, Stopped, Telemetry,
+    BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Recovered, Resumed, Standby, Started, Stopped,
+    Telemetry,
 };
 
 /// Waits between restarts of a pipeline.
@@ -33,6 +35,11 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// How often a standby asks for the lease, at most: a lease that was given up is noticed after this long.
 const STANDBY_ASKS_EVERY: Duration = Duration::from_secs(2);
+
+/// How often the coordinator looks after what tells nothing by itself.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+/// A pipeline that has been up for so long and has nothing to do gets on as well as one that commits.
+const QUIET_FOR: Duration = Duration::from_secs(1);
 
 /// A user's command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +102,10 @@ pub(crate) struct Coordinator {
     started: bool,
     /// When to try again for lease and pipeline.
     retry_at: Option<Instant>,
+    /// When to look next after what tells nothing by itself.
+    look_at: Instant,
+    /// Since when the present pipeline is up.
+    up_since: Option<Instant>,
     backoff: Backoff,
     /// Ends of one kind in a row, with nothing committed between them.
     fruitless: (TroubleKind, u32),
@@ -149,6 +160,8 @@ impl Coordinator {
             pipeline: None,
             started: false,
             retry_at: None,
+            look_at: Instant::now() + LOOKS_EVERY,
+            up_since: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
             fruitless: (TroubleKind::Outage, 0),
             standby_attempts: 0,
@@ -161,7 +174,7 @@ impl Coordinator {
         self.order(Order::Acquire);
         while self.live.state() != State::Stopped || self.stopping.is_some() {
             let deadline = self.stopping.as_ref().map(|stopping| stopping.deadline);
-            let timer = [self.retry_at, deadline].into_iter().flatten().min();
+            let timer = [self.retry_at, deadline, Some(self.look_at)].into_iter().flatten().min();
             tokio::select! {
                 // Biased: what has happened is heard before a timer says that it has not.
                 biased;
@@ -198,6 +211,7 @@ impl Coordinator {
             }
             Input::Exited(number, exit) if number == self.number => {
                 self.pipeline = None;
+                self.up_since = None;
                 self.live.pipeline_lost();
                 self.note_exit(exit);
             }
@@ -208,12 +222,34 @@ impl Coordinator {
 
     fn ring(&mut self) {
         let now = Instant::now();
+        if self.look_at <= now {
+            self.look_at = now + LOOKS_EVERY;
+            self.look();
+        }
         if self.retry_at.is_some_and(|at| at <= now) {
             self.retry_at = None;
             self.order(Order::Acquire);
         }
         if self.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now) {
             self.overrun();
+        }
+    }
+
+    /// Looks after what tells nothing by itself: a handler that does not come back, and a pipeline with nothing to do.
+    fn look(&mut self) {
+        let timeout = self.options.handler_timeout;
+        if let Some((position, age)) = self.live.oldest_attempt().filter(|(_, age)| *age > timeout + LOOKS_EVERY) {
+            if age > 2 * timeout + LOOKS_EVERY {
+                self.give_up_pipeline();
+                return self.halt(stuck(position, age));
+            }
+            self.live.failed(&stuck(position, age).to_string());
+        }
+        if self.up_since.is_some_and(|since| since.elapsed() > QUIET_FOR)
+            && let Some(degraded) = self.live.idle()
+        {
+            let since = (chrono::Utc::now() - degraded.since).to_std().unwrap_or_default();
+            self.telemetry.recovered(&Recovered { since, failures: degraded.failures });
         }
     }
 
@@ -250,9 +286,7 @@ impl Coordinator {
         if let Some(stopping) = &mut self.stopping {
             return stopping.replies.push(reply);
         }
-        self.retry_at = None;
-        let deadline = Instant::now() + self.options.shutdown_timeout;
-        self.stopping = Some(Stopping { replies: vec![reply], deadline, releasing: false, left_behind: None });
+        self.begin_stop(vec![reply]);
         if next == State::Draining && self.pipeline.is_some() {
             self.enter(State::Draining);
         } else {
@@ -261,7 +295,14 @@ impl Coordinator {
         }
     }
 
+    fn begin_stop(&mut self, replies: Vec<Reply>) {
+        self.retry_at = None;
+        let deadline = Instant::now() + self.options.shutdown_timeout;
+        self.stopping = Some(Stopping { replies, deadline, releasing: false, left_behind: None });
+    }
+
     fn note_up(&mut self) {
+        self.up_since = Some(Instant::now());
         let paused = *self.wish.borrow() == Wish::Pause;
         if let Some(next) = next(self.live.state(), Step::Up, paused) {
             self.enter(next);
@@ -288,8 +329,18 @@ impl Coordinator {
             Exit::Restart(trouble) => self.restart(trouble),
             Exit::Held { holder } => self.stand_by(&holder, STANDBY_ASKS_EVERY),
             Exit::OwnershipLost { by } => self.lose_ownership(&by),
+            Exit::RuntimeGone => self.end_without_runtime(),
             Exit::Stopped => self.restart(Trouble::unknown("the pipeline stopped without being asked to")),
         }
+    }
+
+    /// Nothing can run here any more: whoever stands by is to have the projection.
+    fn end_without_runtime(&mut self) {
+        self.halt(HaltReason::new(
+            "the runtime that the projection was started on has shut down: start it again on one that lives",
+        ));
+        self.begin_stop(Vec::new());
+        self.release();
     }
 
     fn restart(&mut self, trouble: Trouble) {
@@ -351,6 +402,7 @@ impl Coordinator {
         if let (Some(epoch), _) = self.live.record() {
             self.telemetry.ownership_lost(&OwnershipLost { epoch, by });
         }
+        self.live.ownership_lost();
         if self.stopping.is_some() {
             return self.release();
         }
@@ -390,6 +442,7 @@ impl Coordinator {
         if let Some(pipeline) = self.pipeline.take() {
             pipeline.abort();
             self.number += 1;
+            self.up_since = None;
             self.live.pipeline_lost();
         }
     }
@@ -428,7 +481,7 @@ impl Coordinator {
         let Some(stopping) = &mut self.stopping else { return };
         if !stopping.releasing {
             stopping.releasing = true;
-            self.live.set_state(State::Stopped);
+            self.live.set_state(State::Draining);
             self.order(Order::End);
         }
     }
@@ -464,6 +517,14 @@ impl Coordinator {
             self.retry_at = Some(Instant::now() + LONGEST_WAIT);
         }
     }
+}
+
+fn stuck(position: Position, age: Duration) -> HaltReason {
+    HaltReason::new(format!(
+        "the handler has not come back for {age:?}, and its timeout cannot interrupt one that blocks its thread: make it wait \
+         asynchronously, or move the work to spawn_blocking"
+    ))
+    .at(position)
 }
 
 fn answer(reply: Reply, result: Result<(), CommandError>) {

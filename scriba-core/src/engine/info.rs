@@ -1,11 +1,13 @@
 //! What a projection tells about itself while it runs on this node.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::checkpoint::{Checkpoint, Counts};
 use crate::dead_letter::Failure;
@@ -105,10 +107,24 @@ pub struct OldestOpen {
     pub running: Option<(StreamId, usize, Duration)>,
 }
 
+/// A call of a handler, noted until this is dropped.
+struct Attempt<'a> {
+    live: &'a Live,
+    position: Position,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.live.lock().attempts.remove(&self.position);
+    }
+}
+
 /// The state shared between the tasks of a projection and those who ask. Locked for moments, never across an await.
 pub(crate) struct Live {
     inner: Mutex<Inner>,
     watermark: watch::Sender<Option<Position>>,
+    /// The position of the event whose handler the pipeline called last.
+    called: AtomicU64,
 }
 
 struct Inner {
@@ -131,6 +147,12 @@ struct Inner {
     commits: u64,
     /// Handlers that failed and are tried again, by position.
     troubled: HashMap<Position, u32>,
+    /// Calls of handlers that had to wait or compute for long, and when they began.
+    attempts: HashMap<Position, Instant>,
+    /// Since when the pipeline calls handlers on its own task; `None` while it does not.
+    calling: Option<Instant>,
+    /// The pipeline has caught up with its source and has nothing in its window.
+    idle: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -160,8 +182,12 @@ impl Live {
                 last_error: None,
                 commits: 0,
                 troubled: HashMap::new(),
+                attempts: HashMap::new(),
+                calling: None,
+                idle: false,
             }),
             watermark: watch::Sender::new(None),
+            called: AtomicU64::new(0),
         }
     }
 
@@ -174,8 +200,10 @@ impl Live {
         let inner = self.lock();
         let lag_events = inner.head.and_then(|head| {
             inner.epoch?;
-            let done = inner.watermark.map_or(0, |watermark| watermark.get() + 1);
-            Some((head.get() + 1).saturating_sub(done))
+            Some(match inner.watermark {
+                Some(watermark) => head.get().saturating_sub(watermark.get()),
+                None => head.get().saturating_add(1),
+            })
         });
         let lag_time = match lag_events {
             Some(0) => Some(Duration::ZERO),
@@ -265,8 +293,55 @@ impl Live {
         inner.run.deduplicated += deduplicated;
     }
 
-    pub(crate) fn set_window(&self, window: WindowInfo) {
-        self.lock().window = window;
+    pub(crate) fn set_window(&self, window: WindowInfo, caught_up: bool) {
+        let mut inner = self.lock();
+        inner.idle = caught_up && window.events == 0;
+        inner.window = window;
+    }
+
+    /// Notes that handlers are called on the pipeline's own task from now on, or that this is over.
+    pub(crate) fn set_calling(&self, calling: bool) {
+        self.lock().calling = calling.then(Instant::now);
+    }
+
+    /// Notes which event's handler is called. Once for each event, so it costs next to nothing.
+    pub(crate) fn set_called(&self, position: Position) {
+        self.called.store(position.get(), Ordering::Relaxed);
+    }
+
+    /// Notes a call of a handler for as long as the answer is kept.
+    pub(crate) fn attempt(&self, position: Position) -> impl Drop + use<'_> {
+        self.lock().attempts.insert(position, Instant::now());
+        Attempt { live: self, position }
+    }
+
+    /// The call of a handler that has been going on for longest, and for how long.
+    pub(crate) fn oldest_attempt(&self) -> Option<(Position, Duration)> {
+        let inner = self.lock();
+        let called = Position::new(self.called.load(Ordering::Relaxed));
+        let calling = inner.calling.map(|since| (called, since));
+        let attempts = inner.attempts.iter().map(|(position, since)| (*position, *since)).chain(calling);
+        attempts.min_by_key(|(_, since)| *since).map(|(position, since)| (position, since.elapsed()))
+    }
+
+    /// Whether there is nothing to do counts as getting on: says what degradation that ended, if any.
+    pub(crate) fn idle(&self) -> Option<Degradation> {
+        let mut inner = self.lock();
+        if !inner.idle {
+            return None;
+        }
+        inner.commits = inner.commits.max(1);
+        inner.degraded.take()
+    }
+
+    /// What this node knows of the checkpoint is another's now.
+    pub(crate) fn ownership_lost(&self) {
+        let mut inner = self.lock();
+        inner.epoch = None;
+        inner.watermark = None;
+        inner.watermark_time = None;
+        drop(inner);
+        self.watermark.send_replace(None);
     }
 
     /// Notes that the pipeline is gone, and with it what was in its window.
@@ -274,6 +349,9 @@ impl Live {
         let mut inner = self.lock();
         let lost = std::mem::take(&mut inner.window).events as u64;
         inner.run.thrown_away += lost;
+        inner.attempts.clear();
+        inner.calling = None;
+        inner.idle = false;
     }
 
     /// Notes a commit. Says what degradation it ended, if any.

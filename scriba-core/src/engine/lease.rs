@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::coordinator::Input;
 use super::info::Live;
 use crate::failure::FailureClass;
+use crate::lifecycle::State;
 use crate::projection::ProjectionId;
 use crate::target::{Control, LeaseAnswer, Owner, Tables, TargetError};
 
@@ -69,9 +70,9 @@ impl Keeper {
                     }
                     self.tell(Input::Lease(LeaseNews::Answer(answer))).await;
                 }
-                Some(Order::Store) => self.store().await,
+                Some(Order::Store) => self.store(None).await,
                 Some(Order::End) => {
-                    self.store().await;
+                    self.store(Some(State::Stopped)).await;
                     self.release().await;
                     return self.tell(Input::Released).await;
                 }
@@ -108,12 +109,14 @@ impl Keeper {
             }
         };
         // What other nodes see of this one is brought up to date with the lease.
-        self.store().await;
+        self.store(None).await;
         Some(next)
     }
 
-    async fn store(&mut self) {
-        let (Some(epoch), record) = self.live.record() else { return };
+    /// Writes down how things stand, or the state that they are about to reach.
+    async fn store(&mut self, state: Option<State>) {
+        let (Some(epoch), mut record) = self.live.record() else { return };
+        record.state = state.unwrap_or(record.state);
         let id = self.id.clone();
         let stored = match self.connection().await {
             Ok(connection) => in_time(connection.store_state(&id, epoch, &record)).await,

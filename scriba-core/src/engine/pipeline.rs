@@ -191,13 +191,13 @@ impl<H: Handler> Pipeline<H> {
             tokio::select! {
                 // Biased: a stop must not wait behind traffic, and what is finished goes before new work.
                 biased;
-                wish = self.wish.changed() => if wish.is_err() {
+                wish = self.wish.changed(), if self.ending.is_none() => if wish.is_err() {
                     // The coordinator is gone: nobody would hear of anything any more.
                     self.end_with(Exit::Stopped);
                 },
                 written = self.written.recv(), if self.writer != Writer::Gone => self.note_written(written),
                 Some(handled) = self.handlers.join_next() => self.note_handled(handled),
-                page = self.pages.recv() => self.note_page(page),
+                page = self.pages.recv(), if self.ending.is_none() => self.note_page(page),
                 () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {},
             }
         }
@@ -223,6 +223,12 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn take_in(&mut self, page: Page) {
+        self.live.set_calling(true);
+        self.take_in_all(page);
+        self.live.set_calling(false);
+    }
+
+    fn take_in_all(&mut self, page: Page) {
         self.last_arrival = Instant::now();
         self.caught_up = page.caught_up;
         let (mut delivered, mut deduplicated) = (0, 0);
@@ -265,7 +271,9 @@ impl<H: Handler> Pipeline<H> {
         let replay = self.checkpoint.replay_position.is_none_or(|caught_up| position <= caught_up);
         let meta = EventMeta::new(event, replay);
         let number = self.window.next_number();
-        if self.ending.is_none() && self.partitions.admit(number, partition) {
+        let may_start = self.ending.is_none() && (self.has_room() || self.window.all_done());
+        let starts = self.partitions.admit(number, partition, may_start);
+        if starts {
             self.window.admit_running(position, bytes);
             self.start(number, partition, meta);
         } else {
@@ -275,13 +283,27 @@ impl<H: Handler> Pipeline<H> {
 
     fn start_waiting(&mut self) {
         while !self.is_ending()
+            && self.may_start_next()
             && let Some((number, partition)) = self.partitions.start_next()
         {
             match self.window.start(number) {
-                Some(meta) => self.start(number, partition, meta),
+                Some(meta) => {
+                    self.live.set_calling(true);
+                    self.start(number, partition, meta);
+                }
                 None => self.partitions.ended(partition),
             }
         }
+        self.live.set_calling(false);
+    }
+
+    /// While what handlers returned takes up all that the cap allows, only the event that holds everything up is handled.
+    fn may_start_next(&self) -> bool {
+        self.has_room() || self.partitions.next() == self.window.oldest_open().map(|(number, _)| number)
+    }
+
+    fn has_room(&self) -> bool {
+        self.window.load().bytes < self.options.in_flight_bytes
     }
 
     /// Polls the handler once, here: most are ready at once and never cost a task. One that waits gets a task of its own,
@@ -289,8 +311,10 @@ impl<H: Handler> Pipeline<H> {
     fn start(&mut self, number: u64, partition: usize, meta: EventMeta) {
         let sampled = number.is_multiple_of(SAMPLE_EVERY);
         let stream_id = meta.stream_id.clone();
-        let mut call = Box::pin(Arc::clone(&self.worker).handle(meta));
-        if sampled || !self.heavy {
+        let inline = sampled || !self.heavy;
+        self.live.set_called(meta.position);
+        let mut call = Box::pin(Arc::clone(&self.worker).handle(meta, !inline));
+        if inline {
             let started = sampled.then(Instant::now);
             // Unconstrained: tokio's budget would make a handler that locks a free mutex look as if it had to wait.
             // The waker is of no use: a call that is pending is polled again at once by the task it moves to.
@@ -451,7 +475,7 @@ impl<H: Handler> Pipeline<H> {
         let (class, code, message, next) = match exit {
             Exit::Halt(reason) => (reason.class, reason.code.as_deref(), reason.message.as_str(), BatchNext::Halt),
             Exit::OwnershipLost { by } => (None, None, by.as_str(), BatchNext::Standby),
-            Exit::Stopped | Exit::Restart(_) | Exit::Held { .. } => return,
+            Exit::Stopped | Exit::RuntimeGone | Exit::Restart(_) | Exit::Held { .. } => return,
         };
         self.telemetry.batch_failed(&BatchFailed { class, code, message, next });
     }
@@ -527,7 +551,7 @@ impl<H: Handler> Pipeline<H> {
                 .get(&number)
                 .map(|running| (running.stream_id.clone(), running.partition, running.since.elapsed())),
         });
-        self.live.set_window(WindowInfo { events, bytes, oldest });
+        self.live.set_window(WindowInfo { events, bytes, oldest }, self.caught_up);
     }
 
     fn skipped(&self, event: &RecordedEvent, reason: SkipReason) {

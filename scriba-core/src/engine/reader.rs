@@ -26,11 +26,13 @@ pub(crate) async fn read(
     mut orders: watch::Receiver<Orders>,
     pages: mpsc::Sender<Result<Page, SourceError>>,
 ) {
+    let acks = subscription.wants_acks();
     let mut served = 0;
     let mut acked = None;
     loop {
         let order = *orders.borrow_and_update();
-        if order.ack > acked
+        if acks
+            && order.ack > acked
             && let Some(position) = order.ack
         {
             if let Err(error) = subscription.ack(position).await {
@@ -52,7 +54,7 @@ pub(crate) async fn read(
             // Biased: a page that is there is taken before anything new is considered.
             biased;
             page = subscription.next(demand) => page,
-            () = interrupted(&mut orders, number) => continue,
+            () = interrupted(&mut orders, number, acks) => continue,
         };
         served = number;
         let failed = page.is_err();
@@ -63,12 +65,13 @@ pub(crate) async fn read(
 }
 
 /// Waits until reading the page has to be interrupted: it is not wanted any more, or an ack cannot wait.
-async fn interrupted(orders: &mut watch::Receiver<Orders>, number: u64) {
-    if orders.changed().await.is_err() {
-        return;
-    }
-    let unwanted = orders.borrow().page.is_none_or(|(wanted, _)| wanted != number);
-    if !unwanted {
-        tokio::time::sleep(ACK_PATIENCE).await;
+async fn interrupted(orders: &mut watch::Receiver<Orders>, number: u64, acks: bool) {
+    while orders.changed().await.is_ok() {
+        if orders.borrow().page.is_none_or(|(wanted, _)| wanted != number) {
+            return;
+        }
+        if acks {
+            return tokio::time::sleep(ACK_PATIENCE).await;
+        }
     }
 }

@@ -244,7 +244,13 @@ impl Scriba {
             .filter(|(_, entry)| entry.live.state() != State::Stopped)
             .map(|(id, _)| id.clone())
             .collect();
-        let stops = running.iter().map(|id| self.command(id, Command::Stop));
+        let stops = running.iter().map(|id| async {
+            match self.command(id, Command::Stop).await {
+                // Stopped by another in between.
+                Err(CommandError::InvalidState { .. }) => Ok(()),
+                stopped => stopped,
+            }
+        });
         futures_util::future::join_all(stops).await.into_iter().collect()
     }
 
@@ -439,8 +445,10 @@ fn new_owner() -> Owner {
     Owner { id: uuid::Uuid::new_v4().to_string(), description: format!("{host} process {}", std::process::id()) }
 }
 
+/// A timeout beyond what the clock can hold is as good as a year.
 pub(super) fn deadline(timeout: Duration) -> Instant {
-    Instant::now() + timeout
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + Duration::from_hours(24 * 365))
 }
 
 #[cfg(test)]

@@ -130,6 +130,6 @@ pub(crate) fn exit_of(ended: Result<Exit, tokio::task::JoinError>) -> Exit {
             let message = super::panic::message_of(error.into_panic().as_ref());
             Exit::Restart(Trouble::unknown(format!("the pipeline panicked: {message}")))
         }
-        Err(_) => Exit::Restart(Trouble::source("the pipeline's task was cancelled: is its runtime shutting down?")),
+        Err(_) => Exit::RuntimeGone,
     }
 }

@@ -10,6 +10,8 @@ use crate::target::{CommitError, Shortfall, TakeOverError, TargetError};
 pub(crate) enum Exit {
     /// It was asked to stop, or its task was cancelled.
     Stopped,
+    /// The runtime it ran on is gone.
+    RuntimeGone,
     /// No retry mends it.
     Halt(HaltReason),
     /// A new pipeline may get on.

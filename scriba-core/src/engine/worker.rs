@@ -58,13 +58,14 @@ enum Attempt<Op> {
 }
 
 impl<H: Handler> Worker<H> {
-    /// Handles an event to its end.
-    pub(crate) async fn handle(self: Arc<Self>, mut meta: EventMeta) -> Handled<H::Op> {
+    /// Handles an event to its end. `spawned` when this runs in a task of its own from the beginning.
+    pub(crate) async fn handle(self: Arc<Self>, mut meta: EventMeta, spawned: bool) -> Handled<H::Op> {
         let mut configured_attempts = 0;
         let mut backoff = Backoff::new(RETRYABLE_FIRST_WAIT, RETRYABLE_LONGEST_WAIT);
         let mut first_failure = None;
         loop {
-            let error = match self.observed_attempt(&meta).await {
+            let in_own_task = spawned || meta.attempt > 1;
+            let error = match self.observed_attempt(&meta, in_own_task).await {
                 Attempt::Done(outcome) if outcome.is_skip() => return Handled::Skip(meta),
                 Attempt::Done(outcome) => return Handled::Apply(meta, outcome),
                 Attempt::Unlisted => return Handled::Filtered(meta),
@@ -99,9 +100,9 @@ impl<H: Handler> Worker<H> {
         }
     }
 
-    async fn observed_attempt(&self, meta: &EventMeta) -> Attempt<H::Op> {
+    async fn observed_attempt(&self, meta: &EventMeta, in_own_task: bool) -> Attempt<H::Op> {
         if !self.telemetry.watches_events() {
-            let attempt = self.attempt(meta).await;
+            let attempt = self.attempt(meta, in_own_task).await;
             if let Some(failure) = failure_in(&attempt, meta) {
                 // How long it took is unknown: no clock is read while nobody looks.
                 self.telemetry.event_exception(&EventException { meta, duration: Duration::ZERO, failure: &failure });
@@ -110,7 +111,7 @@ impl<H: Handler> Worker<H> {
         }
         self.telemetry.event_start(&EventStart { meta });
         let started = Instant::now();
-        let attempt = self.attempt(meta).await;
+        let attempt = self.attempt(meta, in_own_task).await;
         let duration = started.elapsed();
         match failure_in(&attempt, meta) {
             None => self.telemetry.event_stop(&EventStop { meta, duration }),
@@ -119,7 +120,9 @@ impl<H: Handler> Worker<H> {
         attempt
     }
 
-    async fn attempt(&self, meta: &EventMeta) -> Attempt<H::Op> {
+    async fn attempt(&self, meta: &EventMeta, in_own_task: bool) -> Attempt<H::Op> {
+        // On the pipeline's own task the pipeline itself is what shows a handler that does not come back.
+        let mut noted = in_own_task.then(|| self.live.attempt(meta.position));
         let mut call = pin!(async {
             match H::Event::decode(meta.event()) {
                 // Sources that cannot filter deliver other types too; looking only here keeps it off every event's path.
@@ -134,10 +137,13 @@ impl<H: Handler> Worker<H> {
         // A handler that is ready at once never pays for a timer.
         let done = match poll!(Guarded(call.as_mut())) {
             std::task::Poll::Ready(done) => done,
-            std::task::Poll::Pending => match within(self.options.handler_timeout, Guarded(call)).await {
-                Some(done) => done,
-                None => return Attempt::Failed(timed_out(self.options.handler_timeout)),
-            },
+            std::task::Poll::Pending => {
+                noted.get_or_insert_with(|| self.live.attempt(meta.position));
+                match within(self.options.handler_timeout, Guarded(call)).await {
+                    Some(done) => done,
+                    None => return Attempt::Failed(timed_out(self.options.handler_timeout)),
+                }
+            }
         };
         match done {
             Ok(attempt) => attempt,

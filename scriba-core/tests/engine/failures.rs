@@ -176,7 +176,7 @@ async fn structural_and_integrity_failures_halt_with_class_and_code_and_commit_n
         [(TargetFault::Structural, FailureClass::Structural), (TargetFault::Integrity, FailureClass::Integrity)]
     {
         let (source, target) = (MemorySource::new(), MemoryTarget::new());
-        target.fail(TargetStep::Apply, 2, fault);
+        target.fail(TargetStep::Apply, 1, fault);
         for _ in 0..5 {
             append(&source, "a", &Act::default());
         }

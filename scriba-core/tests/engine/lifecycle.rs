@@ -1,12 +1,14 @@
 //! Commands, states and roles.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use scriba_core::telemetry::{EventStop, Observer, Started, Subscribed};
 use scriba_core::{
     CommandError, Lease, OnPoison, Position, ProjectionId, ProjectionOptions, Role, RunError, Scriba, StartError,
     StartFrom, State, StateOrStandby, WaitError, WaitFor,
 };
-use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, TargetFault, TargetStep};
+use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, SourceFault, TargetFault, TargetStep};
 
 use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
 
@@ -307,4 +309,99 @@ async fn run_until_ends_with_its_signal_or_with_the_first_halt_and_stops_everyth
     let RunError::Halted { id: halted, reason } = error else { panic!("{error}") };
     assert_eq!((halted, reason.position), (id(), Some(Position::new(1))));
     assert_eq!(scriba.info(id()).unwrap().state, State::Stopped);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn dropping_scriba_with_a_commit_in_flight_ends_the_pipeline_when_the_commit_ends() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let (scriba, script) = start(&source, &target, options()).await;
+    running(&scriba).await;
+    target.fail(TargetStep::Commit, 1, TargetFault::Hang);
+    append(&source, "a", &Act::default());
+    eventually("it is handled", || script.calls.lock().unwrap().len() == 1).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    drop(scriba);
+    // The pipeline holds the handler for as long as it lives.
+    assert!(Arc::strong_count(&script.calls) > 1);
+    target.release_hung();
+    eventually("the pipeline is gone", || Arc::strong_count(&script.calls) == 1).await;
+    assert_eq!(applied(&target), [0], "a commit is never cancelled half-way");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_projection_whose_subscription_ended_recovers_without_an_event() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    source.inject(SourceFault::End);
+    eventually("degraded", || scriba.info(id()).unwrap().degraded_since.is_some()).await;
+    eventually("recovered", || scriba.info(id()).unwrap().is_ready()).await;
+    assert_eq!(applied(&target), [0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_handler_that_blocks_its_thread_is_degraded_after_its_timeout_and_halts_after_twice_that() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let options = options().handler_timeout(Duration::from_millis(500));
+    let (scriba, _) = start(&source, &target, options).await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    append(&source, "stuck", &Act { compute: 5_000_000, ..Act::default() });
+    eventually("degraded", || scriba.info(id()).unwrap().degraded_since.is_some()).await;
+    eventually("halted", || scriba.info(id()).unwrap().state == State::Halted).await;
+    let reason = scriba.info(id()).unwrap().halt_reason.unwrap();
+    assert_eq!(reason.position, Some(Position::new(1)), "{reason}");
+    assert!(reason.message.contains("has not come back"), "{reason}");
+    assert_eq!(applied(&target), [0]);
+}
+
+struct Panics;
+
+impl Observer for Panics {
+    fn event_stop(&self, _: &ProjectionId, _: &EventStop<'_>) {
+        panic!("an observer");
+    }
+
+    fn subscribed(&self, _: &ProjectionId, _: &Subscribed) {
+        panic!("an observer");
+    }
+
+    fn started(&self, _: &ProjectionId, _: &Started) {
+        panic!("an observer");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_that_panics_changes_nothing() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let scriba = Scriba::with_observers([Arc::new(Panics) as Arc<dyn Observer>]);
+    scriba.start(Script::default(), source.clone(), target.clone(), options()).await.expect("it starts");
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    scriba.shutdown().await.expect("it stops");
+    assert_eq!(applied(&target), [0]);
+    assert!(target.dead_letters(id()).is_empty());
+}
+
+#[test]
+fn a_node_whose_runtime_is_gone_gives_the_projection_to_a_standby() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let (gone, _) = runtime.block_on(start(&source, &target, options()));
+    runtime.block_on(running(&gone));
+    runtime.shutdown_background();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        eventually("stopped", || gone.info(id()).unwrap().state == State::Stopped).await;
+        let reason = gone.info(id()).unwrap().halt_reason.unwrap();
+        assert!(reason.message.contains("runtime"), "{reason}");
+        let (scriba, _) = start(&source, &target, options()).await;
+        until(&scriba, append(&source, "a", &Act::default())).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_for_ever_is_a_timeout_like_any_other() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let (scriba, _) = start(&source, &target, options()).await;
+    let position = append(&source, "a", &Act::default());
+    scriba.wait_for(id(), WaitFor::Position(position), Duration::MAX).await.expect("it gets there");
 }

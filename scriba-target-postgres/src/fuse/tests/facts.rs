@@ -130,6 +130,42 @@ async fn columns_of_second_unique_indexes_their_expressions_and_predicates_are_k
 }
 
 #[tokio::test]
+async fn adds_are_merged_on_integers_of_the_column_s_own_type_that_nothing_looks_at() {
+    static NARROW: TableMeta = table("t", &[column("id", ValueKind::I64), column("v", ValueKind::I32)]);
+    static FLOAT: TableMeta = table("t", &[column("id", ValueKind::I64), column("v", ValueKind::F64)]);
+    static NUMERIC: TableMeta = table("t", &[column("id", ValueKind::I64), cast("v", "numeric")]);
+    for (column, more, table, mergeable) in [
+        ("bigint", "", &T, true),
+        ("int", "", &NARROW, true),
+        ("bigint NOT NULL DEFAULT 0", "CREATE VIEW w AS SELECT v FROM t", &T, true),
+        ("bigint", "ALTER TABLE t ADD w bigint CHECK (w > 0) UNIQUE", &T, true),
+        ("bigint", "CREATE TABLE x (id bigint REFERENCES t)", &T, true),
+        ("int", "", &T, false),
+        ("bigint", "", &NARROW, false),
+        ("double precision", "", &FLOAT, false),
+        ("numeric", "", &NUMERIC, false),
+        ("d", "", &T, false),
+        ("o.int8", "", &T, false),
+        ("bigint CHECK (v > 0)", "", &T, false),
+        ("bigint", "ALTER TABLE t ADD CHECK (id > 0 AND t IS NOT NULL)", &T, false),
+        ("bigint", "ALTER TABLE t ADD g bigint GENERATED ALWAYS AS (v * 2) STORED", &T, false),
+        ("bigint", "CREATE INDEX ON t (v)", &T, false),
+        ("bigint", "CREATE INDEX ON t (id) INCLUDE (v)", &T, false),
+        ("bigint", "CREATE INDEX ON t (id) WHERE v > 0", &T, false),
+        ("bigint", "CREATE INDEX ON t ((v + id))", &T, false),
+        ("bigint UNIQUE", "CREATE TABLE x (v bigint REFERENCES t (v))", &T, false),
+        ("bigint", "CREATE TABLE x (id bigint PRIMARY KEY); ALTER TABLE t ADD FOREIGN KEY (v) REFERENCES x", &T, false),
+    ] {
+        let mut place = Place::new("CREATE DOMAIN d AS bigint; CREATE SCHEMA o; CREATE DOMAIN o.int8 AS bigint").await;
+        let setup = format!("CREATE TABLE t (id bigint PRIMARY KEY, v {column}); {more}");
+        raw_sql(AssertSqlSafe(setup)).execute(&mut place.conn).await.unwrap_or_else(|error| panic!("{more}: {error}"));
+        let mut facts = FactsCache::default();
+        facts.load(&mut place.conn, std::iter::once(table)).await.unwrap();
+        assert_eq!(facts.get(table).unwrap().mergeable, u128::from(mergeable) << 1, "{column} {more}");
+    }
+}
+
+#[tokio::test]
 async fn what_does_not_fit_the_struct_is_an_error_that_says_what_to_do() {
     static CASTS: TableMeta = table("t", &[column("id", ValueKind::I64), cast("v", "numeric(5,2)")]);
     static UNKNOWN: TableMeta = table("t", &[column("id", ValueKind::I64), cast("v", "order_status")]);

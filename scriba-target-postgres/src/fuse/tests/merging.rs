@@ -13,6 +13,9 @@ fn adds(amounts: &[i64]) -> Vec<PgOp> {
     amounts.iter().map(|&amount| add(&T, int(1), 1, int(amount))).collect()
 }
 
+/// A value of a kind of integers.
+type Make = fn(i64) -> Value;
+
 /// Every column counts as one whose values on the way nobody sees.
 fn forget_onlookers(facts: &mut TableFacts) {
     forget_all(facts);
@@ -39,7 +42,7 @@ async fn a_sum_overflows_where_a_value_on_the_way_would_have() {
             (-1, vec![low, 5], vec![1]),
         ]
     };
-    let kinds: [(&'static TableMeta, _, _, _, fn(i64) -> Value); 3] = [
+    let kinds: [(_, _, _, _, Make); 3] = [
         (&T16, "int2", i16::MIN.into(), i16::MAX.into(), |v| Value::I16(v.try_into().unwrap())),
         (&T32, "int4", i32::MIN.into(), i32::MAX.into(), |v| Value::I32(v.try_into().unwrap())),
         (&T, "int8", i64::MIN, i64::MAX, Value::I64),

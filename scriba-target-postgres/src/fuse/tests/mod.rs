@@ -1,7 +1,5 @@
 //! Fused and one by one on a real Postgres: the same rows, or a failure of the whole.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
-
 mod facts;
 mod forms;
 mod merging;
