@@ -24,7 +24,9 @@ CREATE TABLE IF NOT EXISTS scriba_checkpoints (
     event_types text[],
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (name, version)
+    PRIMARY KEY (name, version),
+    -- A watermark that was lowered by hand would apply events twice.
+    CHECK (last_position IS NULL OR (watermark >= last_position) IS TRUE)
 ) WITH (
     fillfactor = 50,
     autovacuum_vacuum_scale_factor = 0,
@@ -63,7 +65,7 @@ CREATE TABLE IF NOT EXISTS scriba_projections (
     last_error text,
     -- The source's head when last asked.
     head bigint,
-    -- Where this version first caught up with its source.
+    -- Where this version first caught up with its source; -1 where that was empty.
     replay_position bigint,
     -- What an operator asks of whoever runs it.
     wish text,

@@ -37,6 +37,26 @@ pub struct LastEvent {
     pub id: EventId,
 }
 
+/// Whether a version of a projection has caught up with its source once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replay {
+    /// Not yet: every event is a replay.
+    #[default]
+    Ongoing,
+    /// When it stood at this position: events above it are live. `None` where the source was empty.
+    Over(Option<Position>),
+}
+
+impl Replay {
+    /// Whether the event at a position is a replay.
+    pub fn covers(self, position: Position) -> bool {
+        match self {
+            Self::Ongoing => true,
+            Self::Over(caught_up) => Some(position) <= caught_up,
+        }
+    }
+}
+
 /// The stored checkpoint of one version of a projection, as a take-over read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
@@ -50,8 +70,8 @@ pub struct Checkpoint {
     pub last_event: Option<LastEvent>,
     /// What was made of all events, over all starts.
     pub counts: Counts,
-    /// The position at which this version first caught up, once it has.
-    pub replay_position: Option<Position>,
+    /// Whether this version has caught up with its source once.
+    pub replay: Replay,
     /// The event types recorded with it; `None` for all types.
     pub event_types: Option<Vec<String>>,
 }
@@ -92,6 +112,15 @@ impl Checkpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_are_a_replay_up_to_where_the_version_caught_up_and_none_is_where_that_was_an_empty_source() {
+        let zero = Position::new(0);
+        assert!(Replay::Ongoing.covers(zero));
+        assert!(!Replay::Over(None).covers(zero));
+        assert!(Replay::Over(Some(zero)).covers(zero));
+        assert!(!Replay::Over(Some(zero)).covers(Position::new(1)));
+    }
 
     #[test]
     fn a_commit_names_the_number_it_expects_and_the_next_one_expects_one_more() {

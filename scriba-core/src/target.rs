@@ -90,8 +90,8 @@ pub trait Committer<Op>: Send {
     /// After any error this committer is not used again: the engine takes over anew, or stops.
     async fn commit(&mut self, batch: &Batch<Op>) -> Result<Committed, CommitError>;
 
-    /// Stores the position at which this version first caught up, where none is stored yet.
-    async fn store_replay_position(&mut self, position: Position) -> Result<(), CommitError>;
+    /// Stores where this version first caught up, `None` for at the beginning of an empty source; where nothing is stored yet.
+    async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError>;
 }
 
 /// A contiguous part of what was delivered, all of it accounted for.

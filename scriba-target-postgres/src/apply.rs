@@ -20,6 +20,9 @@ use crate::sqlstate::{
 use crate::statement::{Statement, StatementError, table_of};
 use crate::{checkpoint, dead_letter};
 
+/// What an answer may take beyond the server's own limit.
+const ANSWER_GRACE: Duration = Duration::from_secs(3);
+
 /// How long the goodbye to a server is tried after a failure.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -39,6 +42,8 @@ pub(crate) struct PgCommitter {
     /// Taken out while a batch is under way: whatever ends that early, a dropped future included, closes it, because
     /// nobody knows what state it is in.
     pub(crate) conn: Option<PgConnection>,
+    /// The server's limit for a statement.
+    pub(crate) bound: Duration,
     pub(crate) names: Names,
     pub(crate) facts: FactsCache,
     /// Statements of the user ran: settings that they left behind are undone before the next batch.
@@ -69,10 +74,11 @@ impl Committer<PgOp> for PgCommitter {
         }
     }
 
-    async fn store_replay_position(&mut self, position: Position) -> Result<(), CommitError> {
-        let position = to_i64(position).map_err(CommitError::Failed)?;
+    async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError> {
+        let position = caught_up.map_or(Ok(-1), to_i64).map_err(CommitError::Failed)?;
         let mut conn = self.connection().map_err(CommitError::Failed)?;
-        match checkpoint::store_replay_position(&mut conn, &self.names, &self.id, self.epoch, position).await {
+        let store = checkpoint::store_replay_position(&mut conn, &self.names, &self.id, self.epoch, position);
+        match in_time(self.bound, store).await {
             Ok(None) => {
                 self.conn = Some(conn);
                 Ok(())
@@ -83,6 +89,34 @@ impl Committer<PgOp> for PgCommitter {
                 &format!("storing the replay position of {}", self.id),
             )))),
         }
+    }
+}
+
+/// An answer, or an error of the connection where none comes: the server gives every statement up after `bound`, but a
+/// connection that was cut without a word never says so.
+async fn in_time<T, E: From<NoAnswer>>(bound: Duration, answer: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    let limit = bound + ANSWER_GRACE;
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(NoAnswer(limit).into()))
+}
+
+/// The server said nothing for so long.
+struct NoAnswer(Duration);
+
+impl From<NoAnswer> for sqlx::Error {
+    fn from(NoAnswer(limit): NoAnswer) -> Self {
+        Self::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {limit:?}")))
+    }
+}
+
+impl From<NoAnswer> for StatementError {
+    fn from(no_answer: NoAnswer) -> Self {
+        Self::Database(no_answer.into())
+    }
+}
+
+impl From<NoAnswer> for TargetError {
+    fn from(NoAnswer(limit): NoAnswer) -> Self {
+        Self::new(FailureClass::TransientServer, format!("the server has not answered within {limit:?}"))
     }
 }
 
@@ -110,26 +144,28 @@ impl PgCommitter {
         let (ops, letters) = take_apart(batch);
         refuse_unsafe(&ops)?;
         let user_code = ops.iter().any(|(_, op)| matches!(op, PgOp::Sql(_)));
-        let plan = self.plan(conn, &ops).await?;
+        let plan = in_time(self.bound, self.plan(conn, &ops)).await?;
 
         // The round trip that decides whether the rest may be sent: its answer is read before anything follows.
         let begin = self.begin(&batch.advance, user_code)?;
-        let mut tx = conn.begin_with(self.names.sql(&begin)).await.map_err(|error| self.not_begun(&error))?;
+        let begun = in_time(self.bound, conn.begin_with(self.names.sql(&begin))).await;
+        let mut tx = begun.map_err(|error| self.not_begun(&error))?;
         self.reset = user_code;
         let mut statements = 2;
         for statement in &plan {
-            statement.execute(&mut tx).await.map_err(|error| statement_failed(statement, error))?;
+            let executed = in_time(self.bound, statement.execute(&mut tx)).await;
+            executed.map_err(|error| statement_failed(statement, error))?;
             statements += 1;
         }
         if !letters.is_empty() {
-            dead_letter::insert(&mut tx, &self.names, &self.id, &letters).await?;
+            in_time(self.bound, dead_letter::insert(&mut tx, &self.names, &self.id, &letters)).await?;
             statements += 1;
         }
         if user_code {
-            still_in(&mut tx, &token(&batch.advance)).await?;
+            in_time(self.bound, still_in(&mut tx, &token(&batch.advance))).await?;
             statements += 1;
         }
-        tx.commit().await.map_err(|error| self.not_committed(&error))?;
+        in_time(self.bound, tx.commit()).await.map_err(|error| self.not_committed(&error))?;
         Ok(Committed { statements })
     }
 
@@ -197,7 +233,7 @@ impl PgCommitter {
             raw_sql("ROLLBACK").execute(&mut *conn).await?;
             checkpoint::shortfall(conn, &self.names, &self.id, advance).await
         };
-        match read.await {
+        match in_time(self.bound, read).await {
             Ok(shortfall) => CommitError::Fenced(shortfall),
             Err(error) => {
                 CommitError::Failed(target_error(&error, &format!("reading the checkpoint of {} back", self.id)))

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent};
+use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent, Replay};
 use scriba_core::source::SourceIdentity;
 use scriba_core::target::{LeaseAnswer, Shortfall, TakeOver, TakeOverError, TargetError};
 use scriba_core::{EventId, FailureClass, Position, ProjectionId};
@@ -70,14 +70,16 @@ pub(crate) async fn take_over(
         .execute(&mut *tx)
         .await
         .map_err(failed)?;
-    sqlx::query(names.sql(CREATE_COLD))
+    let first = sqlx::query(names.sql(CREATE_COLD))
         .bind(&id.name)
         .bind(i64::from(id.version))
         .bind(storable(&request.source.kind))
         .bind(storable(&request.source.fingerprint))
         .execute(&mut *tx)
         .await
-        .map_err(failed)?;
+        .map_err(failed)?
+        .rows_affected()
+        > 0;
     sqlx::query(names.sql(RAISE_EPOCH))
         .bind(&id.name)
         .bind(i64::from(id.version))
@@ -92,8 +94,23 @@ pub(crate) async fn take_over(
         .await
         .map_err(failed)?;
     let (_, checkpoint, source) = read(&row)?;
+    let created = created.rows_affected() > 0;
+    if created && !first {
+        return Err(deleted(id).into());
+    }
     tx.commit().await.map_err(failed)?;
-    Ok(Taken { checkpoint, source, created: created.rows_affected() > 0 })
+    Ok(Taken { checkpoint, source, created })
+}
+
+/// To begin anew would apply every event to a read model that holds them already.
+fn deleted(id: &ProjectionId) -> TargetError {
+    TargetError::new(
+        FailureClass::Structural,
+        format!(
+            "the checkpoint of projection {id} was deleted while its row in scriba_projections is still there: restore it from a \
+             backup; or, to rebuild from the beginning, empty the read model, delete that row too, and start again"
+        ),
+    )
 }
 
 /// The checkpoint in a row of [`status::SELECT`].
@@ -114,7 +131,7 @@ pub(crate) fn read(row: &PgRow) -> Result<(ProjectionId, Checkpoint, SourceIdent
             skipped: count(get(row, "skipped")?)?,
             dead_lettered: count(get(row, "dead_lettered")?)?,
         },
-        replay_position: optional_position(row, "replay_position")?,
+        replay: replay(get(row, "replay_position")?)?,
         event_types: get(row, "event_types")?,
     };
     let source = SourceIdentity { kind: get(row, "source_kind")?, fingerprint: get(row, "source_fingerprint")? };
@@ -134,6 +151,15 @@ where
 /// A nullable position of a control table.
 pub(crate) fn optional_position(row: &PgRow, column: &str) -> Result<Option<Position>, TargetError> {
     get::<Option<i64>>(row, column)?.map(to_position).transpose()
+}
+
+/// -1 stands for having caught up with an empty source.
+fn replay(stored: Option<i64>) -> Result<Replay, TargetError> {
+    Ok(match stored {
+        None => Replay::Ongoing,
+        Some(-1) => Replay::Over(None),
+        Some(position) => Replay::Over(Some(to_position(position)?)),
+    })
 }
 
 /// A position of a control table.

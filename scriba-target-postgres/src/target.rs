@@ -166,11 +166,19 @@ impl Target<PgOp> for PgTarget {
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<PgOp>, TakeOverError> {
         let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| (request.lease * 2 / 3).max(SHORTEST_BOUND));
         let mut conn = self.connect(&application_name(request.id), &committer_settings(bound)).await?;
-        let taken = checkpoint::take_over(&mut conn, &self.names, &request, self.raise_epoch_by()).await?;
+        // It may wait for two locks, each as long as the server lets it; a connection that was cut without a word says nothing.
+        let limit = 2 * bound + CONNECT_TIMEOUT;
+        let taking = checkpoint::take_over(&mut conn, &self.names, &request, self.raise_epoch_by());
+        let taken = timeout(limit, taking).await.unwrap_or_else(|_| {
+            let message =
+                format!("taking projection {} over: the server has not answered within {limit:?}", request.id);
+            Err(TargetError::new(FailureClass::TransientServer, message).into())
+        })?;
         let committer = PgCommitter {
             id: request.id.clone(),
             epoch: taken.checkpoint.epoch,
             conn: Some(conn),
+            bound,
             names: self.names.clone(),
             facts: FactsCache::default(),
             reset: false,

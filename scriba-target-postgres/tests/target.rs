@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{TimeZone, Utc};
-use scriba_core::checkpoint::{Counts, LastEvent};
+use scriba_core::checkpoint::{Counts, LastEvent, Replay};
 use scriba_core::dead_letter::Failure;
 use scriba_core::target::{
     Batch, CommitError, Committed, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables,
@@ -185,7 +185,7 @@ async fn a_row_restored_to_an_older_state_is_refused_by_its_number() {
     let first = batch(&taken.checkpoint, vec![seen(1)]);
     taken.committer.commit(&first).await.unwrap();
     taken.checkpoint.committed(&first.advance);
-    sqlx::query("UPDATE scriba_checkpoints SET commit_no = 0, watermark = NULL").execute(&fixture.pool).await.unwrap();
+    sqlx::query("UPDATE scriba_checkpoints SET commit_no = 0, watermark = NULL, last_position = NULL").execute(&fixture.pool).await.unwrap();
     let refused = taken.committer.commit(&batch(&taken.checkpoint, vec![seen(2)])).await.unwrap_err();
     assert!(
         matches!(refused, CommitError::Fenced(Shortfall::OtherCommit { found: 0, expected: 1, epoch: 1 })),
@@ -330,16 +330,30 @@ async fn a_state_is_written_by_the_owner_of_the_epoch_only_and_read_by_anyone() 
 }
 
 #[tokio::test]
+async fn a_checkpoint_that_was_deleted_is_not_begun_anew_and_a_watermark_cannot_be_lowered_by_hand() {
+    let fixture = fixture().await;
+    let mut taken = take_over(&fixture.target).await;
+    taken.committer.commit(&batch(&taken.checkpoint, vec![seen(4)])).await.unwrap();
+    let lowered = sqlx::raw_sql("UPDATE scriba_checkpoints SET watermark = 3").execute(&fixture.pool).await;
+    assert!(lowered.unwrap_err().to_string().contains("check constraint"));
+    sqlx::raw_sql("DELETE FROM scriba_checkpoints").execute(&fixture.pool).await.unwrap();
+    let error = take_over_as(&fixture.target, None, Duration::from_secs(30)).await.err().unwrap();
+    let TakeOverError::Target(error) = error else { panic!("{error}") };
+    assert_eq!(error.class, FailureClass::Structural);
+    assert!(error.message.contains("was deleted"), "{error}");
+}
+
+#[tokio::test]
 async fn the_replay_position_is_stored_once_and_by_the_owner_of_the_epoch_only() {
     let fixture = fixture().await;
     let mut old = take_over(&fixture.target).await;
     let mut new = take_over(&fixture.target).await;
-    let refused = old.committer.store_replay_position(Position::new(5)).await.unwrap_err();
+    let refused = old.committer.store_replay_position(Some(Position::new(5))).await.unwrap_err();
     assert!(matches!(refused, CommitError::Fenced(Shortfall::OtherEpoch { found: 2, ours: 1 })), "{refused:?}");
-    assert_eq!(fixture.stored().await.replay_position, None);
-    new.committer.store_replay_position(Position::new(7)).await.unwrap();
-    new.committer.store_replay_position(Position::new(9)).await.unwrap();
-    assert_eq!(take_over(&fixture.target).await.checkpoint.replay_position, Some(Position::new(7)));
+    assert_eq!(fixture.stored().await.replay, Replay::Ongoing);
+    new.committer.store_replay_position(Some(Position::new(7))).await.unwrap();
+    new.committer.store_replay_position(None).await.unwrap();
+    assert_eq!(take_over(&fixture.target).await.checkpoint.replay, Replay::Over(Some(Position::new(7))));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use scriba_core::checkpoint::Checkpoint;
+use scriba_core::checkpoint::{Checkpoint, Replay};
 use scriba_core::dead_letter::DeadLetter;
 use scriba_core::target::{
     Batch, CommitError, Committed, Committer, Control, DeadLetterFilter, DeadLetterStats, LeaseAnswer, Owner,
@@ -327,17 +327,16 @@ impl<Op: Clone + Send + Sync + 'static> Committer<Op> for MemoryCommitter<Op> {
         result
     }
 
-    async fn store_replay_position(&mut self, position: Position) -> Result<(), CommitError> {
+    async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError> {
         let (id, epoch) = (self.id.clone(), self.epoch);
         self.begin_use(&id, epoch);
         self.target.step_or_fail(TargetStep::ReplayPosition, None).await.map_err(CommitError::Failed)?;
-        self.target
-            .lock()
-            .fenced(&id, epoch)
-            .map_err(CommitError::Fenced)?
-            .checkpoint
-            .replay_position
-            .get_or_insert(position);
+        let mut store = self.target.lock();
+        let checkpoint = &mut store.fenced(&id, epoch).map_err(CommitError::Fenced)?.checkpoint;
+        if checkpoint.replay == Replay::Ongoing {
+            checkpoint.replay = Replay::Over(caught_up);
+        }
+        drop(store);
         self.unusable = false;
         Ok(())
     }

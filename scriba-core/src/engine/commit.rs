@@ -15,7 +15,7 @@ pub(crate) enum Job<Op> {
     /// A batch.
     Batch(Batch<Op>),
     /// The position at which this version first caught up.
-    ReplayPosition(Position),
+    ReplayPosition(Option<Position>),
 }
 
 /// What became of a job.
@@ -23,7 +23,7 @@ pub(crate) enum Written {
     /// The batch is durable.
     Batch(Advance),
     /// The replay position is stored.
-    ReplayPosition(Position),
+    ReplayPosition(Option<Position>),
     /// The committer is of no use any more.
     Failed(CommitError),
 }

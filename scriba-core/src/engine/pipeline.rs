@@ -21,7 +21,7 @@ use super::reader::{self, Orders};
 use super::setup::Taken;
 use super::trouble::{Exit, Trouble};
 use super::worker::{Handled, Worker};
-use crate::checkpoint::{Checkpoint, Counts, LastEvent};
+use crate::checkpoint::{Checkpoint, Counts, LastEvent, Replay};
 use crate::event::{EventMeta, Position, RecordedEvent, StreamId};
 use crate::options::ProjectionOptions;
 use crate::partition::{Partitions, partition_of};
@@ -123,8 +123,9 @@ pub(super) struct Pipeline<H: Handler> {
     writing_time: Option<chrono::DateTime<chrono::Utc>>,
     /// Since when there is something done that was not offered for commit, being nothing but skips.
     skips_since: Option<Instant>,
-    /// The position at which this version caught up first: to be stored before anything after it is handed out.
-    replay_to_store: Option<Position>,
+    /// Where this version caught up first: to be stored before anything after it is handed out.
+    /// `Ongoing` while there is nothing to store.
+    replay_to_store: Replay,
 
     /// What the pipeline ends with, once what is ready is committed. The first reason stays.
     ending: Option<Exit>,
@@ -171,7 +172,7 @@ impl<H: Handler> Pipeline<H> {
             writer: Writer::Free,
             writing_time: None,
             skips_since: None,
-            replay_to_store: None,
+            replay_to_store: Replay::Ongoing,
             ending: None,
         }
     }
@@ -261,14 +262,14 @@ impl<H: Handler> Pipeline<H> {
         if deduplicated > 0 {
             self.ack(self.checkpoint.watermark);
         }
-        if self.caught_up && self.checkpoint.replay_position.is_none() {
-            self.replay_to_store = self.window.highest();
+        if self.caught_up && self.checkpoint.replay == Replay::Ongoing {
+            self.replay_to_store = Replay::Over(self.window.highest());
         }
     }
 
     fn admit(&mut self, event: RecordedEvent) {
         let (position, bytes, partition) = (event.position, event.size(), partition_of(&event.stream_id));
-        let replay = self.checkpoint.replay_position.is_none_or(|caught_up| position <= caught_up);
+        let replay = self.checkpoint.replay.covers(position);
         let meta = EventMeta::new(event, replay);
         let number = self.window.next_number();
         let may_start = self.ending.is_none() && (self.has_room() || self.window.all_done());
@@ -376,8 +377,8 @@ impl<H: Handler> Pipeline<H> {
         if self.writer != Writer::Free {
             return;
         }
-        if let Some(position) = self.replay_to_store {
-            return self.write(Job::ReplayPosition(position));
+        if let Replay::Over(caught_up) = self.replay_to_store {
+            return self.write(Job::ReplayPosition(caught_up));
         }
         if !self.has_ready() {
             self.skips_since = None;
@@ -454,8 +455,8 @@ impl<H: Handler> Pipeline<H> {
                 self.ack(self.checkpoint.watermark);
             }
             Some(Written::ReplayPosition(position)) => {
-                self.checkpoint.replay_position = Some(position);
-                self.replay_to_store = None;
+                self.checkpoint.replay = Replay::Over(position);
+                self.replay_to_store = Replay::Ongoing;
             }
             Some(Written::Failed(error)) => self.writer_ended(Exit::from_commit(error)),
             None => self.writer_ended(Exit::Restart(Trouble::unknown("the writer to the target ended unexpectedly"))),
@@ -490,7 +491,7 @@ impl<H: Handler> Pipeline<H> {
 
     /// Orders the next page once there is room for a decent one, unless nothing is wanted.
     fn order_page(&mut self) {
-        let wanted = self.is_wanted(Wish::Run) && self.ending.is_none() && self.replay_to_store.is_none();
+        let wanted = self.is_wanted(Wish::Run) && self.ending.is_none() && self.replay_to_store == Replay::Ongoing;
         if !wanted {
             self.orders.send_if_modified(|orders| orders.page.take().is_some());
             self.page_ordered = false;

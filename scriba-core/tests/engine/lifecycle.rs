@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use scriba_core::checkpoint::Replay;
 use scriba_core::telemetry::{EventStop, Observer, Started, Subscribed};
 use scriba_core::{
     CommandError, Lease, OnPoison, Position, ProjectionId, ProjectionOptions, Role, RunError, Scriba, StartError,
@@ -257,13 +258,25 @@ async fn events_are_a_replay_until_the_version_has_caught_up_once() {
     }
     let (scriba, script) = start(&source, &target, options()).await;
     until(&scriba, Position::new(4)).await;
-    eventually("it has caught up", || target.checkpoint(id()).unwrap().replay_position.is_some()).await;
+    eventually("it has caught up", || target.checkpoint(id()).unwrap().replay != Replay::Ongoing).await;
     until(&scriba, append(&source, "a", &Act::default())).await;
     scriba.stop(id()).await.expect("it stops");
     scriba.start(script.clone(), source.clone(), target.clone(), options()).await.expect("it starts again");
     until(&scriba, append(&source, "a", &Act::default())).await;
     let replay: Vec<bool> = script.calls.lock().unwrap().iter().map(|call| call.replay).collect();
     assert_eq!(replay, [true, true, true, true, true, false, false]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_event_of_a_log_that_was_empty_is_no_replay() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::<u64>::new());
+    let (scriba, script) = start(&source, &target, options()).await;
+    eventually("it has caught up", || {
+        target.checkpoint(id()).is_some_and(|checkpoint| checkpoint.replay == Replay::Over(None))
+    })
+    .await;
+    until(&scriba, append(&source, "a", &Act::default())).await;
+    assert!(!script.calls.lock().unwrap()[0].replay);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use scriba_core::checkpoint::{Checkpoint, Counts, LastEvent};
+use scriba_core::checkpoint::{Checkpoint, Counts, LastEvent, Replay};
 use scriba_core::dead_letter::Failure;
 use scriba_core::source::SourceIdentity;
 use scriba_core::target::{
@@ -116,7 +116,7 @@ async fn an_owner_that_was_taken_over_from_writes_nothing() {
     assert!(target.applied("counts").is_empty());
     commit(&mut second, vec![applies(0, "second")]).await.unwrap();
     assert_eq!(target.applied("counts"), [(at(0), "second")]);
-    let error = first.committer.store_replay_position(at(0)).await.unwrap_err();
+    let error = first.committer.store_replay_position(Some(at(0))).await.unwrap_err();
     assert!(matches!(error, CommitError::Fenced(Shortfall::OtherEpoch { .. })), "{error}");
 }
 
@@ -244,9 +244,9 @@ async fn a_lease_keeps_others_out_until_it_lapses_or_is_released() {
 async fn the_replay_position_is_stored_once() {
     let target = Operations::new();
     let mut taken = take_over(&target, None).await.unwrap();
-    taken.committer.store_replay_position(at(3)).await.unwrap();
-    taken.committer.store_replay_position(at(9)).await.unwrap();
-    assert_eq!(target.checkpoint("counts").unwrap().replay_position, Some(at(3)));
+    taken.committer.store_replay_position(Some(at(3))).await.unwrap();
+    taken.committer.store_replay_position(Some(at(9))).await.unwrap();
+    assert_eq!(target.checkpoint("counts").unwrap().replay, Replay::Over(Some(at(3))));
 }
 
 /// Commits batches built by hand and returns the violations.
