@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 use scriba_core::Position;
 
 use crate::facts::{FactsCache, TableFacts};
-use crate::op::{Conflict, PgOp, Rows};
+use crate::op::{Conflict, PgOp};
 use crate::statement::{Key, KeyedRow, Row, Shape, Statement, keyed_text, table_of};
 use crate::table::TableMeta;
 use crate::value::Value;
@@ -213,7 +213,7 @@ fn chunks(mut rows: Vec<KeyedRow<'_>>) -> Vec<Vec<KeyedRow<'_>>> {
     let mut cuts = Vec::new();
     let (mut count, mut bytes) = (0, 0);
     for (at, row) in rows.iter().enumerate() {
-        let size = size(row.op());
+        let size = row.op().size();
         if count > 0 && (count == MAX_ROWS || bytes + size > MAX_BYTES) {
             cuts.push(at);
             (count, bytes) = (0, 0);
@@ -225,23 +225,6 @@ fn chunks(mut rows: Vec<KeyedRow<'_>>) -> Vec<Vec<KeyedRow<'_>>> {
     chunks.push(rows);
     chunks.reverse();
     chunks
-}
-
-fn size(op: &PgOp) -> usize {
-    let sum = |values: &[(usize, Value)]| values.iter().map(|(_, value)| value.size()).sum::<usize>();
-    match op {
-        PgOp::Insert(op) => op.values.iter().map(Value::size).sum(),
-        PgOp::Update(op) => sum(&op.set) + sum(&op.add) + key_size(&op.rows),
-        PgOp::Delete(op) => key_size(&op.rows),
-        PgOp::Sql(_) => 0,
-    }
-}
-
-fn key_size(rows: &Rows) -> usize {
-    match rows {
-        Rows::Key(values) => values.iter().map(Value::size).sum(),
-        Rows::Filter(_) => 0,
-    }
 }
 
 /// `None` for what has no key: operations by filter, and `sql`.

@@ -23,6 +23,24 @@ pub enum PgOp {
     Sql(SqlOp),
 }
 
+impl PgOp {
+    /// Bytes that its values take up in memory, those they point to included.
+    pub(crate) fn size(&self) -> usize {
+        let pairs = |values: &[(usize, Value)]| values.iter().map(|(_, value)| value.size()).sum::<usize>();
+        let plain = |values: &[Value]| values.iter().map(Value::size).sum::<usize>();
+        let rows = |rows: &Rows| match rows {
+            Rows::Key(values) => plain(values),
+            Rows::Filter(values) => pairs(values),
+        };
+        match self {
+            Self::Insert(op) => plain(&op.values),
+            Self::Update(op) => rows(&op.rows) + pairs(&op.set) + pairs(&op.add),
+            Self::Delete(op) => rows(&op.rows),
+            Self::Sql(op) => op.text.len() + plain(&op.binds),
+        }
+    }
+}
+
 /// Inserts a row: made by [`Table::insert`] and [`Table::upsert`].
 #[derive(Clone, Debug)]
 #[must_use = "an operation does nothing until the handler returns it"]

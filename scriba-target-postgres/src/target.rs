@@ -163,6 +163,10 @@ impl PgTarget {
 
 #[async_trait]
 impl Target<PgOp> for PgTarget {
+    fn size_of(&self, operation: &PgOp) -> usize {
+        size_of::<PgOp>() + operation.size()
+    }
+
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<PgOp>, TakeOverError> {
         let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| (request.lease * 2 / 3).max(SHORTEST_BOUND));
         let mut conn = self.connect(&application_name(request.id), &committer_settings(bound)).await?;

@@ -10,7 +10,7 @@ mod rules;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
 use super::*;
-use crate::op::{DeleteOp, InsertOp, UpdateOp};
+use crate::op::{DeleteOp, InsertOp, Rows, UpdateOp};
 use crate::statement::StatementError;
 use crate::table::{ColumnMeta, ValueKind};
 use scriba_testing::postgres::Postgres;
