@@ -1,4 +1,5 @@
-//! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last.
+//! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last. Where the writes
+//! are a single statement, all of it is one, in which the move of the checkpoint gates the write.
 
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use scriba_core::checkpoint::Advance;
 use scriba_core::dead_letter::NewDeadLetter;
 use scriba_core::target::{Batch, CommitError, Committed, Committer, TargetError, Write};
 use scriba_core::{FailureClass, Position, ProjectionId};
-use sqlx::{Connection, PgConnection, raw_sql};
+use sqlx::postgres::PgArguments;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 use tokio::time::timeout;
 
 use crate::facts::{FactsCache, FactsError};
@@ -56,9 +58,7 @@ pub(crate) struct PgCommitter {
 impl Committer<PgOp> for PgCommitter {
     async fn commit(&mut self, batch: &Batch<PgOp>) -> Result<Committed, CommitError> {
         let mut conn = self.connection().map_err(CommitError::Failed)?;
-        // The place to choose a cheaper shape: a batch of one fused statement without dead letters may go as one
-        // statement that is gated by its own checkpoint update.
-        match self.transaction(&mut conn, batch).await {
+        match self.write(&mut conn, batch).await {
             Ok(committed) => {
                 self.conn = Some(conn);
                 Ok(committed)
@@ -140,11 +140,79 @@ impl PgCommitter {
         })
     }
 
-    async fn transaction(&mut self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
+    async fn write(&mut self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
         let (ops, letters) = take_apart(batch);
         refuse_unsafe(&ops)?;
-        let user_code = ops.iter().any(|(_, op)| matches!(op, PgOp::Sql(_)));
         let plan = in_time(self.bound, self.plan(conn, &ops)).await?;
+        if letters.is_empty()
+            && let Some((text, arguments)) = self.single(&plan, &batch.advance)?
+        {
+            let position = plan.first().and_then(Statement::single_position);
+            return self.autocommit(conn, text, arguments, position).await;
+        }
+        self.transaction(conn, batch, &ops, &letters, &plan).await
+    }
+
+    /// The batch as one statement, where its writes are at most one on a table that is fused: those are checked as the
+    /// statement ends, and nothing of the user's runs.
+    fn single(
+        &self,
+        plan: &[Statement<'_>],
+        advance: &Advance,
+    ) -> Result<Option<(AssertSqlSafe<String>, PgArguments)>, TargetError> {
+        let gate = |first| self.names.substitute(&checkpoint::gate(first));
+        let fused = |statement: &Statement<'_>| {
+            let facts = statement.keyed_table().and_then(|table| self.facts.get(table));
+            facts.is_some_and(|facts| facts.one_by_one.is_none())
+        };
+        let gated = match plan {
+            _ if self.reset || !self.may_be_single() => None,
+            [] => Some(Ok((format!("SELECT count(*) FROM (SELECT {}) AS moved", gate(1)), PgArguments::default()))),
+            [statement] if fused(statement) => statement.gated(gate),
+            _ => None,
+        };
+        let Some(gated) = gated else { return Ok(None) };
+        let (text, mut arguments) =
+            gated.map_err(|error| target_error(&sqlx::Error::Encode(error), "writing the read model"))?;
+        checkpoint::bind_gate(&mut arguments, &self.id, advance)?;
+        // Identifiers in it are quoted by the statement and by `substitute`; values travel as binds.
+        Ok(Some((AssertSqlSafe(text), arguments)))
+    }
+
+    /// Once it is sent, only the server can say whether it is committed.
+    async fn autocommit(
+        &self,
+        conn: &mut PgConnection,
+        text: AssertSqlSafe<String>,
+        arguments: PgArguments,
+        position: Option<Position>,
+    ) -> Result<Committed, Stopped> {
+        let moved = in_time(self.bound, sqlx::query_scalar_with(text, arguments).fetch_one(conn)).await;
+        match moved {
+            Ok(1_i64) => Ok(Committed { statements: 1 }),
+            Ok(moved) => {
+                let message = format!("the checkpoint of {} was moved {moved} times in one statement", self.id);
+                Err(TargetError::new(FailureClass::Structural, message).into())
+            }
+            Err(error) if postgres_error(&error).is_some_and(|error| error.code() == CHECKPOINT_MOVED) => {
+                Err(Stopped::Fenced)
+            }
+            Err(error) if refused_by_server(&error) => {
+                Err(TargetError { position, ..target_error(&error, "writing the read model") }.into())
+            }
+            Err(error) => Err(self.not_committed(&error)),
+        }
+    }
+
+    async fn transaction(
+        &mut self,
+        conn: &mut PgConnection,
+        batch: &Batch<PgOp>,
+        ops: &[(Position, &PgOp)],
+        letters: &[NewDeadLetter<'_>],
+        plan: &[Statement<'_>],
+    ) -> Result<Committed, Stopped> {
+        let user_code = ops.iter().any(|(_, op)| matches!(op, PgOp::Sql(_)));
 
         // The round trip that decides whether the rest may be sent: its answer is read before anything follows.
         let begin = self.begin(&batch.advance, user_code)?;
@@ -152,13 +220,13 @@ impl PgCommitter {
         let mut tx = begun.map_err(|error| self.not_begun(&error))?;
         self.reset = user_code;
         let mut statements = 2;
-        for statement in &plan {
+        for statement in plan {
             let executed = in_time(self.bound, statement.execute(&mut tx)).await;
             executed.map_err(|error| statement_failed(statement, error))?;
             statements += 1;
         }
         if !letters.is_empty() {
-            in_time(self.bound, dead_letter::insert(&mut tx, &self.names, &self.id, &letters)).await?;
+            in_time(self.bound, dead_letter::insert(&mut tx, &self.names, &self.id, letters)).await?;
             statements += 1;
         }
         if user_code {
@@ -209,6 +277,17 @@ impl PgCommitter {
             String::new()
         };
         Ok(format!("{reset}{BEGIN}; {call}{token}"))
+    }
+
+    #[cfg(feature = "test-switches")]
+    fn may_be_single(&self) -> bool {
+        self.switch != Some(crate::Switch::CommitNoSmallerThan)
+    }
+
+    #[cfg(not(feature = "test-switches"))]
+    #[expect(clippy::unused_self, reason = "the switch is a field")]
+    fn may_be_single(&self) -> bool {
+        true
     }
 
     /// The SQL of the commit number that the row must have.

@@ -6,8 +6,9 @@ use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent, Replay};
 use scriba_core::source::SourceIdentity;
 use scriba_core::target::{LeaseAnswer, Shortfall, TakeOver, TakeOverError, TargetError};
 use scriba_core::{EventId, FailureClass, Position, ProjectionId};
-use sqlx::postgres::PgRow;
-use sqlx::{Connection, PgConnection, Row};
+use sqlx::error::BoxDynError;
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::{Arguments, Connection, PgConnection, Row};
 
 use crate::names::{Names, literal, storable};
 use crate::sqlstate::{out_of_range, target_error, to_i64};
@@ -197,6 +198,36 @@ pub(crate) fn advance_call(id: &ProjectionId, advance: &Advance, expected: &str)
         dead_lettered = signed(advance.counts.dead_lettered)?,
     );
     Ok(call)
+}
+
+/// The same call with binds from a number on, for a statement that does everything at once.
+pub(crate) fn gate(first: usize) -> String {
+    const TYPES: [&str; 10] = ["text", "int8", "int8", "int8", "int8", "int8", "text", "int8", "int8", "int8"];
+    let binds: Vec<String> =
+        TYPES.iter().enumerate().map(|(at, sql_type)| format!("${}::{sql_type}", first + at)).collect();
+    format!("scriba_advance({})", binds.join(", "))
+}
+
+/// Binds what [`gate`] asks for.
+pub(crate) fn bind_gate(arguments: &mut PgArguments, id: &ProjectionId, advance: &Advance) -> Result<(), TargetError> {
+    let signed = |count: u64| i64::try_from(count).map_err(|error| encoding(error.into()));
+    let last = advance.last_event.as_ref();
+    let numbers = [advance.epoch, advance.expected_commit_no, to_i64(advance.watermark)?];
+    arguments.add(id.name.as_str()).map_err(encoding)?;
+    arguments.add(i64::from(id.version)).map_err(encoding)?;
+    for number in numbers {
+        arguments.add(number).map_err(encoding)?;
+    }
+    arguments.add(last.map(|last| to_i64(last.position)).transpose()?).map_err(encoding)?;
+    arguments.add(last.map(|last| storable(last.id.as_str()))).map_err(encoding)?;
+    for count in [advance.counts.applied, advance.counts.skipped, advance.counts.dead_lettered] {
+        arguments.add(signed(count)?).map_err(encoding)?;
+    }
+    Ok(())
+}
+
+fn encoding(error: BoxDynError) -> TargetError {
+    target_error(&sqlx::Error::Encode(error), "encoding the checkpoint")
 }
 
 /// How the row differs from what a commit expected of it.

@@ -19,7 +19,7 @@ use sqlx::{Arguments, AssertSqlSafe, Encode, Postgres, Type};
 
 pub(crate) use self::key::Key;
 pub(crate) use self::row::KeyedRow;
-use self::text::{Filtered, arrays, filtered_parts, filtered_text, sql_text};
+use self::text::{Filtered, arrays, conditional_text, filtered_parts, filtered_text, sql_text};
 pub(crate) use self::text::{keyed_text, quoted_name};
 use crate::op::{Conflict, DeleteOp, PgOp, Rows, SqlOp, UpdateOp};
 use crate::table::{TableMeta, ValueKind};
@@ -161,6 +161,31 @@ impl<'a> Statement<'a> {
         let found = query.execute(conn).await?.rows_affected();
         let wanted = self.required_rows();
         if found < wanted { Err(self.no_row(wanted, found).into()) } else { Ok(found) }
+    }
+
+    /// The text that moves the checkpoint and, only where that was done, writes: a transaction in one round trip. `None` for
+    /// statements that need one of their own. `gate` is the call that moves the checkpoint or fails, with binds from a
+    /// number on.
+    ///
+    /// The outermost query reads the gate, so that it is always passed, rows or no rows.
+    pub(crate) fn gated(
+        &self,
+        gate: impl FnOnce(usize) -> String,
+    ) -> Option<Result<(String, PgArguments), BoxDynError>> {
+        let Kind::Keyed { table, shape, .. } = &self.kind else { return None };
+        if self.required_rows() > 0 {
+            return None;
+        }
+        let write = conditional_text(table, *shape, Some("EXISTS (SELECT FROM moved)"));
+        let gate = gate(arrays(table, *shape).len() + 1);
+        let text =
+            format!("WITH moved AS MATERIALIZED (SELECT {gate}), written AS ({write}) SELECT count(*) FROM moved");
+        Some(self.arguments().map(|arguments| (text, arguments)))
+    }
+
+    /// The table it writes, where it writes one by key.
+    pub(crate) fn keyed_table(&self) -> Option<&'static TableMeta> {
+        if let Kind::Keyed { table, .. } = &self.kind { Some(table) } else { None }
     }
 
     fn required_rows(&self) -> u64 {

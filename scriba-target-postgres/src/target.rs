@@ -235,7 +235,7 @@ impl Tables for PgTarget {
 /// Without hash and merge joins a fused statement looks each key of its array up in the index: in the order of the array,
 /// so that two projections lock rows in one order, and at a cost that does not grow with the table. (On a table of 10,000
 /// rows the planner hashes the whole table for each statement.)
-fn committer_settings(bound: Duration) -> [(&'static str, String); 7] {
+fn committer_settings(bound: Duration) -> [(&'static str, String); 8] {
     let bound = milliseconds(bound);
     [
         ("statement_timeout", bound.clone()),
@@ -243,6 +243,7 @@ fn committer_settings(bound: Duration) -> [(&'static str, String); 7] {
         ("idle_in_transaction_session_timeout", bound.clone()),
         ("tcp_user_timeout", bound),
         ("default_transaction_isolation", "read committed".to_owned()),
+        ("default_transaction_read_only", "off".to_owned()),
         ("enable_hashjoin", "off".to_owned()),
         ("enable_mergejoin", "off".to_owned()),
     ]

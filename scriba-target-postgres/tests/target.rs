@@ -11,8 +11,8 @@ use chrono::{TimeZone, Utc};
 use scriba_core::checkpoint::{Counts, LastEvent, Replay};
 use scriba_core::dead_letter::Failure;
 use scriba_core::target::{
-    Batch, CommitError, Committed, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables,
-    TakeOver, TakeOverError, Target, Write,
+    Batch, CommitError, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables, TakeOver,
+    TakeOverError, Target, Write,
 };
 use scriba_core::{EventMeta, FailureClass, Outcome, Position, ProjectionId, State};
 use scriba_target_postgres::{PgOp, PgTarget, Switch, Table};
@@ -185,7 +185,10 @@ async fn a_row_restored_to_an_older_state_is_refused_by_its_number() {
     let first = batch(&taken.checkpoint, vec![seen(1)]);
     taken.committer.commit(&first).await.unwrap();
     taken.checkpoint.committed(&first.advance);
-    sqlx::query("UPDATE scriba_checkpoints SET commit_no = 0, watermark = NULL, last_position = NULL").execute(&fixture.pool).await.unwrap();
+    sqlx::query("UPDATE scriba_checkpoints SET commit_no = 0, watermark = NULL, last_position = NULL")
+        .execute(&fixture.pool)
+        .await
+        .unwrap();
     let refused = taken.committer.commit(&batch(&taken.checkpoint, vec![seen(2)])).await.unwrap_err();
     assert!(
         matches!(refused, CommitError::Fenced(Shortfall::OtherCommit { found: 0, expected: 1, epoch: 1 })),
@@ -640,26 +643,6 @@ struct Account {
 
 fn apply(position: u64, op: impl Into<PgOp>) -> Entry<PgOp> {
     Entry { meta: EventMeta::new(event(position), false), write: Write::Apply(Outcome::from(op.into())) }
-}
-
-#[tokio::test]
-async fn a_thousand_operations_of_one_kind_are_one_statement_between_begin_and_commit() {
-    let fixture = fixture().await;
-    sqlx::raw_sql("CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL)")
-        .execute(&fixture.pool)
-        .await
-        .unwrap();
-    let mut taken = take_over(&fixture.target).await;
-    let open = (0..1000_u64).map(|n| apply(n, Account { id: n.cast_signed(), balance: 5 }.insert())).collect();
-    let opened = batch(&taken.checkpoint, open);
-    assert_eq!(taken.committer.commit(&opened).await.unwrap(), Committed { statements: 3 });
-    taken.checkpoint.committed(&opened.advance);
-    let add =
-        (1000..2000_u64).map(|n| apply(n, Account::update(n.cast_signed() - 1000).add(Account::BALANCE, 2))).collect();
-    assert_eq!(taken.committer.commit(&batch(&taken.checkpoint, add)).await.unwrap(), Committed { statements: 3 });
-    let sum: i64 =
-        sqlx::query_scalar("SELECT sum(balance)::bigint FROM accounts").fetch_one(&fixture.pool).await.unwrap();
-    assert_eq!(sum, 7_000);
 }
 
 #[tokio::test]

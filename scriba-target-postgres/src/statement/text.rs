@@ -53,6 +53,13 @@ pub(super) fn arrays(table: &'static TableMeta, shape: Shape) -> Vec<(usize, Par
 
 /// The text of a statement by key: the same for one row as for thousands.
 pub(crate) fn keyed_text(table: &'static TableMeta, shape: Shape) -> String {
+    conditional_text(table, shape, None)
+}
+
+/// The same, written only under a condition.
+pub(super) fn conditional_text(table: &'static TableMeta, shape: Shape, condition: Option<&str>) -> String {
+    let filter = condition.map(|condition| format!(" WHERE {condition}")).unwrap_or_default();
+    let and = condition.map(|condition| format!(" AND {condition}")).unwrap_or_default();
     let name = quoted_name(table);
     let arrays = arrays(table, shape);
     let from = unnest(table, arrays.iter().map(|(at, _)| *at));
@@ -65,7 +72,8 @@ pub(crate) fn keyed_text(table: &'static TableMeta, shape: Shape) -> String {
         Shape::Insert(conflict) => {
             let columns = joined((0..table.columns.len()).map(|at| column(table, at)), ", ");
             let items = joined((0..table.columns.len()).map(|at| item(table, at, at)), ", ");
-            format!("INSERT INTO {name} AS t ({columns}) SELECT {items} FROM {from}{}", on_conflict(table, conflict))
+            let conflict = on_conflict(table, conflict);
+            format!("INSERT INTO {name} AS t ({columns}) SELECT {items} FROM {from}{filter}{conflict}")
         }
         Shape::Update { .. } => {
             let mut nth = table.key.len();
@@ -76,9 +84,9 @@ pub(crate) fn keyed_text(table: &'static TableMeta, shape: Shape) -> String {
                 let (at, part) = of_column[0];
                 change(table, at, first..nth, matches!(part, Part::Added(..)))
             });
-            format!("UPDATE {name} AS t SET {} FROM {from} WHERE {}", joined(changes, ", "), by_key())
+            format!("UPDATE {name} AS t SET {} FROM {from} WHERE {}{and}", joined(changes, ", "), by_key())
         }
-        Shape::Delete { .. } => format!("DELETE FROM {name} AS t USING {from} WHERE {}", by_key()),
+        Shape::Delete { .. } => format!("DELETE FROM {name} AS t USING {from} WHERE {}{and}", by_key()),
     }
 }
 
