@@ -13,7 +13,8 @@ pub enum StartFrom {
     /// With the first event of the source.
     #[default]
     Beginning,
-    /// With the first event after the source's head as of the first start.
+    /// With the first event after the source's head as of the first start. An append that is open at that moment with a
+    /// position below the head counts as before.
     Now,
     /// With the first event after a position.
     After(Position),
