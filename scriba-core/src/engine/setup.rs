@@ -8,9 +8,9 @@ use super::info::Live;
 use super::pipeline::{Pipeline, Wish};
 use super::trouble::{Exit, Trouble};
 use super::worker::Worker;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, LastEvent};
 use crate::error::HaltReason;
-use crate::event::{Events, Position};
+use crate::event::{EventId, Events, Position};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
 use crate::source::{Source, SourceIdentity, SubscribeRequest, Subscription};
@@ -90,11 +90,24 @@ impl<H: Handler> Setup<H> {
         if taken.source != identity {
             return Err(Exit::Halt(other_source(&taken.source, &identity)));
         }
+        self.same_store(&checkpoint).await?;
         let after = checkpoint.watermark;
         let request = SubscribeRequest { after, event_types, telemetry: self.telemetry.clone() };
         let subscription = self.source.subscribe(request).await.map_err(Exit::from_source)?;
         self.telemetry.subscribed(&Subscribed { after });
         Ok(Taken { checkpoint, committer: taken.committer, subscription })
+    }
+
+    /// Looks whether the last event seen is still what stands at its position. One that is missing proves nothing: it may have
+    /// been removed by retention.
+    async fn same_store(&self, checkpoint: &Checkpoint) -> Result<(), Exit> {
+        let Some(last) = &checkpoint.last_event else { return Ok(()) };
+        let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
+        let found = inspector.event_id_at(last.position).await.map_err(Exit::from_source)?;
+        match found.filter(|found| *found != last.id) {
+            Some(found) => Err(Exit::Halt(restored(last, &found))),
+            None => Ok(()),
+        }
     }
 
     /// The watermark of a checkpoint that has to be created: resolved before, so that it is stored with its row.
@@ -120,6 +133,16 @@ fn other_source(stored: &SourceIdentity, found: &SourceIdentity) -> HaltReason {
          from, or give it a new version to rebuild from this one",
         stored.kind, stored.fingerprint, found.kind, found.fingerprint
     ))
+}
+
+fn restored(last: &LastEvent, found: &EventId) -> HaltReason {
+    HaltReason::new(format!(
+        "event {:?} was the last one seen and now event {:?} stands at its position: the store was restored to an older state and \
+         written to since; rebuild the read model from it under a new version",
+        last.id.as_str(),
+        found.as_str()
+    ))
+    .at(last.position)
 }
 
 /// The end of a pipeline whose task did not come to its end.

@@ -154,3 +154,26 @@ async fn a_log_that_does_not_exist_is_an_error_at_start() {
     let error = Scriba::new().start(Notes, source, fixture.target.clone(), options()).await.unwrap_err();
     assert!(matches!(&error, StartError::Source { message, .. } if message.contains("no_such_table")), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_restored_and_written_to_since_halts_at_the_next_start_and_one_that_was_pruned_does_not() {
+    let fixture = notes().await;
+    fixture.append("a", "Noted", br#"{"text":"good"}"#).await;
+    let last = fixture.append("a", "Noted", br#"{"text":"good"}"#).await;
+    let scriba = start(&fixture).await;
+    until(&scriba, &id(), last).await;
+    scriba.stop(id()).await.unwrap();
+    let again = async || {
+        scriba.start(Notes, fixture.source.clone(), fixture.target.clone(), options()).await.unwrap();
+    };
+    sqlx::raw_sql("UPDATE events SET id = gen_random_uuid() WHERE position = 1").execute(&fixture.pool).await.unwrap();
+    again().await;
+    eventually("halted", || scriba.info(id()).unwrap().state == State::Halted).await;
+    let reason = scriba.info(id()).unwrap().halt_reason.unwrap();
+    assert!(reason.message.contains("restored"), "{reason}");
+    assert_eq!(reason.position.map(scriba_core::Position::get), Some(1));
+    scriba.stop(id()).await.unwrap();
+    sqlx::raw_sql("DELETE FROM events").execute(&fixture.pool).await.unwrap();
+    again().await;
+    until(&scriba, &id(), fixture.append("a", "Noted", br#"{"text":"good"}"#).await).await;
+}
