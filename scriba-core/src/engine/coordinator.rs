@@ -14,9 +14,8 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use super::info::Live;
-use super::lease::{LeaseNews, Order};
-use super::pipeline::Wish;
-use super::setup::{Up, exit_of};
+use super::messages::{Command, Input, LeaseNews, Order, Reply, Up, Wish};
+use super::setup::exit_of;
 use super::trouble::{Exit, Trouble, TroubleKind};
 use crate::error::{CommandError, HaltReason, StateOrStandby};
 use crate::event::Position;
@@ -40,40 +39,6 @@ const STANDBY_ASKS_EVERY: Duration = Duration::from_secs(2);
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 /// A pipeline that has been up for so long and has nothing to do gets on as well as one that commits.
 const QUIET_FOR: Duration = Duration::from_secs(1);
-
-/// A user's command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
-    Pause,
-    Resume,
-    Stop,
-}
-
-impl Command {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Pause => "pause",
-            Self::Resume => "resume",
-            Self::Stop => "stop",
-        }
-    }
-}
-
-pub(crate) type Reply = oneshot::Sender<Result<(), CommandError>>;
-
-/// Everything the coordinator hears of.
-pub(crate) enum Input {
-    /// A command of the user.
-    Command(Command, Reply),
-    /// News of the lease.
-    Lease(LeaseNews),
-    /// The keeper has ended.
-    Released,
-    /// The pipeline of that number is up, and goes on once it was told that this is known.
-    Up(u64, oneshot::Sender<()>),
-    /// The pipeline of that number has ended.
-    Exited(u64, Exit),
-}
 
 /// Makes a pipeline: the future is spawned on the user's runtime and tells through the sender when it is up.
 pub(crate) type Launch = Box<dyn Fn(Up) -> Pin<Box<dyn Future<Output = Exit> + Send>> + Send>;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::coordinator::Input;
 use super::info::Live;
+use super::messages::{Input, LeaseNews, Order};
 use crate::failure::FailureClass;
 use crate::lifecycle::State;
 use crate::projection::ProjectionId;
@@ -15,26 +15,6 @@ use crate::target::{Control, LeaseAnswer, Owner, Tables, TargetError};
 
 /// No question to the tables may take longer than this.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// What the coordinator wants of the keeper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
-    /// Try once to get the lease; the answer comes as [`Input::Lease`].
-    Acquire,
-    /// Write the state down.
-    Store,
-    /// Write the state down, give the lease up, and end; then comes [`Input::Released`].
-    End,
-}
-
-/// What the keeper tells about the lease.
-#[derive(Debug)]
-pub(crate) enum LeaseNews {
-    /// An [`Order::Acquire`] was answered.
-    Answer(Result<LeaseAnswer, TargetError>),
-    /// A renewal found that another holds it.
-    Lost { holder: String },
-}
 
 pub(crate) struct Keeper {
     pub(crate) id: ProjectionId,

@@ -10,6 +10,7 @@ mod coordinator;
 mod info;
 mod lag;
 mod lease;
+mod messages;
 mod panic;
 mod pipeline;
 mod reader;

@@ -17,10 +17,10 @@ use tokio::time::Instant;
 
 use super::commit::{self, Job, Written};
 use super::info::{Live, OldestOpen, WindowInfo};
+use super::messages::{Handled, Taken, Wish};
 use super::reader::{self, Orders};
-use super::setup::Taken;
 use super::trouble::{Exit, Trouble};
-use super::worker::{Handled, Worker};
+use super::worker::Worker;
 use crate::checkpoint::{Checkpoint, Counts, LastEvent, Replay};
 use crate::event::{EventMeta, Position, RecordedEvent, StreamId};
 use crate::options::ProjectionOptions;
@@ -31,6 +31,8 @@ use crate::target::{Batch, Entry, Target, Write};
 use crate::telemetry::{BatchFailed, BatchNext, EventSkipped, Recovered, SkipReason, Telemetry};
 use crate::window::{Arrival, Load, Window};
 
+mod rules;
+
 /// A run of nothing but skips is committed this often.
 const SKIPS_COMMITTED_EVERY: Duration = Duration::from_secs(1);
 /// With nothing more to read, a run of skips is committed after this long.
@@ -40,17 +42,6 @@ const IDLE_AFTER: Duration = Duration::from_millis(20);
 const SAMPLE_EVERY: u64 = 64;
 /// A handler that computes for longer than this is worth a task of its own, which costs about a microsecond.
 const HEAVY: Duration = Duration::from_micros(20);
-
-/// What the user wants of a projection. The latest wish counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    /// Project.
-    Run,
-    /// Ask the source for nothing.
-    Pause,
-    /// Finish what is in flight and end.
-    Stop,
-}
 
 /// An event that is handled, or will not be: what goes into the commit.
 enum Settled<Op> {
@@ -208,6 +199,8 @@ impl<H: Handler> Pipeline<H> {
     fn note_page(&mut self, page: Option<Result<Page, SourceError>>) {
         self.page_ordered = false;
         match page {
+            // The next start gets it.
+            Some(Ok(_)) if self.is_wanted(Wish::Stop) => {}
             Some(Ok(page)) if self.is_wanted(Wish::Pause) => self.held = Some(page),
             Some(Ok(page)) => self.take_in(page),
             Some(Err(error)) => self.end_with(Exit::from_source(error)),
@@ -272,7 +265,7 @@ impl<H: Handler> Pipeline<H> {
         let replay = self.checkpoint.replay.covers(position);
         let meta = EventMeta::new(event, replay);
         let number = self.window.next_number();
-        let may_start = self.ending.is_none() && (self.has_room() || self.window.all_done());
+        let may_start = !self.is_ending() && (self.has_room() || self.window.all_done());
         let starts = self.partitions.admit(number, partition, may_start);
         if starts {
             self.window.admit_running(position, bytes);
@@ -558,67 +551,5 @@ impl<H: Handler> Pipeline<H> {
     fn skipped(&self, event: &RecordedEvent, reason: SkipReason) {
         let skipped = EventSkipped { position: event.position, stream_id: event.stream_id.as_str(), reason };
         self.telemetry.event_skipped(&skipped);
-    }
-}
-
-#[cfg(not(feature = "test-switches"))]
-impl<H: Handler> Pipeline<H> {
-    fn arrive(&mut self, position: Position) -> Arrival {
-        self.window.arrive(position)
-    }
-
-    fn take(&mut self, most: Load) -> Option<crate::window::Prefix<Settled<H::Op>>> {
-        self.window.take(most)
-    }
-
-    fn has_ready(&self) -> bool {
-        self.window.done() > 0
-    }
-
-    fn only_skips(&self) -> bool {
-        !self.window.has_writes()
-    }
-
-    #[expect(clippy::unused_self, reason = "the counterpart under test-switches uses it")]
-    fn ack_early(&mut self, _: Position) {}
-}
-
-/// The same, with the faults that tests put in.
-#[cfg(feature = "test-switches")]
-impl<H: Handler> Pipeline<H> {
-    fn arrive(&mut self, position: Position) -> Arrival {
-        match self.options.switches {
-            crate::switches::Switches::DedupStoredOnly => {
-                self.window.arrive_unless_stored(position, self.checkpoint.watermark)
-            }
-            _ => self.window.arrive(position),
-        }
-    }
-
-    fn take(&mut self, most: Load) -> Option<crate::window::Prefix<Settled<H::Op>>> {
-        match self.options.switches {
-            crate::switches::Switches::CommitAsFinished => self.window.take_finished(most, self.checkpoint.watermark),
-            _ => self.window.take(most),
-        }
-    }
-
-    fn has_ready(&self) -> bool {
-        match self.options.switches {
-            crate::switches::Switches::CommitAsFinished => self.window.any_finished(),
-            _ => self.window.done() > 0,
-        }
-    }
-
-    fn only_skips(&self) -> bool {
-        match self.options.switches {
-            crate::switches::Switches::CommitAsFinished => false,
-            _ => !self.window.has_writes(),
-        }
-    }
-
-    fn ack_early(&mut self, position: Position) {
-        if self.options.switches == crate::switches::Switches::AckBeforeCommit {
-            self.ack(Some(position));
-        }
     }
 }

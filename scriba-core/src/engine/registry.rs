@@ -10,12 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::control::ControlThread;
-use super::coordinator::{Command, Coordinator, Input, Parts};
+use super::coordinator::{Coordinator, Parts};
 use super::info::{Live, ProjectionInfo};
 use super::lag;
 use super::lease::Keeper;
+use super::messages::{Command, Input, Wish};
 use super::panic::note_places;
-use super::pipeline::Wish;
 use super::setup::Setup;
 use crate::dead_letter::DeadLetter;
 use crate::error::{CommandError, HaltReason, RunError, StartError, StateOrStandby};

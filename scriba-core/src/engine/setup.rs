@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tokio::sync::{oneshot, watch};
 
 use super::info::Live;
-use super::pipeline::{Pipeline, Wish};
+use super::messages::{Taken, Up, Wish};
+use super::pipeline::Pipeline;
 use super::trouble::{Exit, Trouble};
 use super::worker::Worker;
 use crate::checkpoint::{Checkpoint, LastEvent};
@@ -13,12 +14,9 @@ use crate::error::HaltReason;
 use crate::event::{EventId, Events, Position};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
-use crate::source::{Source, SourceIdentity, SubscribeRequest, Subscription};
-use crate::target::{Committer, Owner, TakeOver, Target};
+use crate::source::{Source, SourceIdentity, SubscribeRequest};
+use crate::target::{Owner, TakeOver, Target};
 use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
-
-/// Tells the coordinator that the pipeline is up, with a way for it to say that it has heard.
-pub(crate) type Up = oneshot::Sender<oneshot::Sender<()>>;
 
 /// Everything a pipeline is made from, once for each start of the projection.
 pub(crate) struct Setup<H: Handler> {
@@ -31,13 +29,6 @@ pub(crate) struct Setup<H: Handler> {
     pub(crate) owner: Owner,
     pub(crate) live: Arc<Live>,
     pub(crate) wish: watch::Receiver<Wish>,
-}
-
-/// What a take-over and a subscription hand to the pipeline.
-pub(super) struct Taken<Op> {
-    pub(super) checkpoint: Checkpoint,
-    pub(super) committer: Box<dyn Committer<Op>>,
-    pub(super) subscription: Box<dyn Subscription>,
 }
 
 impl<H: Handler> Setup<H> {

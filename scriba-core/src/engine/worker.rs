@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::info::Live;
+use super::messages::{Handled, Wish};
 use super::panic::{Guarded, Panic};
-use super::pipeline::Wish;
 use crate::dead_letter::{Failure, kind};
 use crate::error::{HaltReason, HandlerError, RetryAdvice};
 use crate::event::{EventMeta, Events};
@@ -33,22 +33,6 @@ pub(crate) struct Worker<H> {
     pub(crate) wish: watch::Receiver<Wish>,
     /// Gets told of failures that are tried again.
     pub(crate) live: Arc<Live>,
-}
-
-/// What became of an event.
-pub(crate) enum Handled<Op> {
-    /// Its operations.
-    Apply(EventMeta, Outcome<Op>),
-    /// The handler left it out.
-    Skip(EventMeta),
-    /// Its type is not one the projection lists.
-    Filtered(EventMeta),
-    /// Its handler failed for good.
-    DeadLetter(EventMeta, Failure),
-    /// The projection has to halt before it.
-    Halt(HaltReason),
-    /// The projection stops before it was handled.
-    Abandoned,
 }
 
 enum Attempt<Op> {
