@@ -53,6 +53,7 @@ pub struct ProjectionOptions {
     pub(crate) retryable_for: Duration,
     pub(crate) on_poison: OnPoison,
     pub(crate) start_from: StartFrom,
+    pub(crate) accept_missed: bool,
     pub(crate) lease: Lease,
     pub(crate) lag_interval: Duration,
     pub(crate) shutdown_timeout: Duration,
@@ -73,6 +74,7 @@ impl Default for ProjectionOptions {
             retryable_for: Duration::from_hours(1),
             on_poison: OnPoison::default(),
             start_from: StartFrom::default(),
+            accept_missed: false,
             lease: Lease::For(Duration::from_secs(30)),
             lag_interval: Duration::from_secs(5),
             shutdown_timeout: Duration::from_secs(30),
@@ -154,6 +156,14 @@ impl ProjectionOptions {
     #[must_use]
     pub fn start_from(mut self, start_from: StartFrom) -> Self {
         self.start_from = start_from;
+        self
+    }
+
+    /// Whether to go on when event types were added to this version of which there are events that it has passed already and will
+    /// never be given; default: it halts, naming them, because the read model would be incomplete without a word.
+    #[must_use]
+    pub fn accept_missed(mut self, accept: bool) -> Self {
+        self.accept_missed = accept;
         self
     }
 

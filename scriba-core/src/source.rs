@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::event::{EventId, Position, RecordedEvent};
+use crate::event::{EventId, EventType, Position, RecordedEvent};
 use crate::telemetry::Telemetry;
 
 /// What a source is and which store it reads: kept with the checkpoint, so that a checkpoint is never
@@ -113,6 +113,43 @@ pub trait SourceInspector: Send {
 
     /// The id of the event at a position, or `None` where there is none (any more).
     async fn event_id_at(&mut self, position: Position) -> Result<Option<EventId>, SourceError>;
+
+    /// The events of some types at or below a position: of the type whose first one comes first. `None` where there are none.
+    /// May take as long as it needs to look through the whole store.
+    ///
+    /// # Errors
+    /// [`SourceError::Unusable`] from a source that cannot answer.
+    async fn passed_over(&mut self, types: TypeSet<'_>, up_to: Position) -> Result<Option<PassedOver>, SourceError>;
+}
+
+/// A set of event types.
+#[derive(Clone, Copy, Debug)]
+pub enum TypeSet<'a> {
+    /// These.
+    Only(&'a [&'a str]),
+    /// All but these.
+    AllBut(&'a [&'a str]),
+}
+
+impl TypeSet<'_> {
+    /// Whether a type is in it.
+    pub fn contains(&self, event_type: &str) -> bool {
+        match self {
+            Self::Only(types) => types.contains(&event_type),
+            Self::AllBut(types) => !types.contains(&event_type),
+        }
+    }
+}
+
+/// Events of a type that a projection was never given, because it did not list the type when it passed them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PassedOver {
+    /// The type.
+    pub event_type: EventType,
+    /// How many.
+    pub events: u64,
+    /// Where the first one stands.
+    pub first: Position,
 }
 
 /// Why a source does not deliver.

@@ -51,7 +51,7 @@ pub struct TakeOver<'a> {
     pub initial: Option<Position>,
     /// The source it is fed from.
     pub source: &'a SourceIdentity,
-    /// The event types it lists; `None` for all.
+    /// The event types it lists; `None` for all. Stored with a checkpoint that has to be created.
     pub event_types: Option<&'static [&'static str]>,
 }
 
@@ -92,6 +92,9 @@ pub trait Committer<Op>: Send {
 
     /// Stores where this version first caught up, `None` for at the beginning of an empty source; where nothing is stored yet.
     async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError>;
+
+    /// Stores the event types that are delivered from now on, `None` for all, in place of those stored.
+    async fn store_event_types(&mut self, types: Option<&[&str]>) -> Result<(), CommitError>;
 }
 
 /// A contiguous part of what was delivered, all of it accounted for.

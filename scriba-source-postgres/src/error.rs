@@ -26,7 +26,7 @@ pub(crate) async fn answer<T>(
 }
 
 /// The source's error for one of the database: `log` names the table, `doing` what was tried.
-fn source_error(log: &str, doing: impl Display, error: &Error) -> SourceError {
+pub(crate) fn source_error(log: &str, doing: impl Display, error: &Error) -> SourceError {
     let at = |remedy: &str| format!("event log {log}: {doing}: {error}{remedy}");
     match error {
         Error::Io(_) | Error::Tls(_) | Error::PoolTimedOut => SourceError::unavailable(at("")),

@@ -112,6 +112,10 @@ pub(crate) struct Texts {
     pub(crate) tail: SqlStr,
     /// The id at the position `$1`.
     pub(crate) id_at: SqlStr,
+    /// Events of the types `$2` up to the position `$1`: type, number and first position, of the type that comes first.
+    pub(crate) passed_over: SqlStr,
+    /// The same of all but the types `$2`.
+    pub(crate) passed_over_but: SqlStr,
 }
 
 impl Texts {
@@ -121,6 +125,12 @@ impl Texts {
         let optional = |name: &Option<String>| name.as_deref().map_or("null".to_owned(), column);
         let position = column(&columns.position);
         let event_type = column(&columns.event_type) + if type_is_enum { "::text" } else { "" };
+        let passed_over = |which: &str| {
+            safe(format!(
+                "select {event_type}, count(*), min({position})::int8 from {table} t
+                 where {position} <= $1 and {event_type} {which} group by 1 order by 3 limit 1"
+            ))
+        };
         // The names are unlike any input column's, because `order by` prefers a name of the output.
         let selected = format!(
             "{position} as scriba_1, {} as scriba_2, {} as scriba_3, {event_type} as scriba_4, {} as scriba_5, {} as scriba_6, {} as scriba_7, {} as scriba_8",
@@ -152,6 +162,8 @@ impl Texts {
             filtered_page: page(&format!(" and {position} <= $2 and {event_type} = any($3)"), "$4"),
             head: safe(format!("select max({position})::int8 from {table} t")),
             tail: safe(format!("select min({position})::int8 from {table} t")),
+            passed_over: passed_over("= any($2)"),
+            passed_over_but: passed_over("<> all($2)"),
             id_at: safe(format!("select {} from {table} t where {position} = $1", column(&columns.id))),
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use scriba_core::checkpoint::Advance;
 use scriba_core::dead_letter::NewDeadLetter;
-use scriba_core::target::{Batch, CommitError, Committed, Committer, TargetError, Write};
+use scriba_core::target::{Batch, CommitError, Committed, Committer, Shortfall, TargetError, Write};
 use scriba_core::{FailureClass, Position, ProjectionId};
 use sqlx::postgres::PgArguments;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
@@ -78,17 +78,15 @@ impl Committer<PgOp> for PgCommitter {
         let position = caught_up.map_or(Ok(-1), to_i64).map_err(CommitError::Failed)?;
         let mut conn = self.connection().map_err(CommitError::Failed)?;
         let store = checkpoint::store_replay_position(&mut conn, &self.names, &self.id, self.epoch, position);
-        match in_time(self.bound, store).await {
-            Ok(None) => {
-                self.conn = Some(conn);
-                Ok(())
-            }
-            Ok(Some(shortfall)) => Err(CommitError::Fenced(shortfall)),
-            Err(error) => Err(CommitError::Failed(structural_unless_transient(target_error(
-                &error,
-                &format!("storing the replay position of {}", self.id),
-            )))),
-        }
+        let stored = in_time(self.bound, store).await;
+        self.settle(conn, stored, "storing the replay position")
+    }
+
+    async fn store_event_types(&mut self, types: Option<&[&str]>) -> Result<(), CommitError> {
+        let mut conn = self.connection().map_err(CommitError::Failed)?;
+        let store = checkpoint::store_event_types(&mut conn, &self.names, &self.id, self.epoch, types);
+        let stored = in_time(self.bound, store).await;
+        self.settle(conn, stored, "storing the event types")
     }
 }
 
@@ -134,6 +132,26 @@ impl From<TargetError> for Stopped {
 }
 
 impl PgCommitter {
+    /// The end of a single statement on a control table: the connection is kept if all went well.
+    fn settle(
+        &mut self,
+        conn: PgConnection,
+        stored: sqlx::Result<Option<Shortfall>>,
+        what: &str,
+    ) -> Result<(), CommitError> {
+        match stored {
+            Ok(None) => {
+                self.conn = Some(conn);
+                Ok(())
+            }
+            Ok(Some(shortfall)) => Err(CommitError::Fenced(shortfall)),
+            Err(error) => {
+                let failure = target_error(&error, &format!("{what} of {}", self.id));
+                Err(CommitError::Failed(structural_unless_transient(failure)))
+            }
+        }
+    }
+
     fn connection(&mut self) -> Result<PgConnection, TargetError> {
         self.conn.take().ok_or_else(|| {
             TargetError::new(FailureClass::Structural, "a committer that failed was used again: take over anew")

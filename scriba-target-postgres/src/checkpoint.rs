@@ -39,6 +39,10 @@ const STORE_REPLAY_POSITION: &str = "\
             AND EXISTS (SELECT FROM checkpoint WHERE epoch = $3)) \
     SELECT epoch FROM checkpoint";
 
+const STORE_EVENT_TYPES: &str = "\
+    UPDATE scriba_checkpoints SET event_types = $4, updated_at = clock_timestamp() \
+    WHERE name = $1 AND version = $2 AND epoch = $3 RETURNING epoch";
+
 /// The checkpoint under its new epoch, the source it was made from, and whether it was created.
 pub(crate) struct Taken {
     pub(crate) checkpoint: Checkpoint,
@@ -244,6 +248,29 @@ pub(crate) async fn shortfall(
         Some((found, _)) if found != advance.epoch => Shortfall::OtherEpoch { found, ours: advance.epoch },
         Some((epoch, found)) => Shortfall::OtherCommit { found, expected: advance.expected_commit_no, epoch },
     })
+}
+
+/// Stores the event types, and answers how the checkpoint differs from ours if it does.
+pub(crate) async fn store_event_types(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &ProjectionId,
+    epoch: i64,
+    types: Option<&[&str]>,
+) -> sqlx::Result<Option<Shortfall>> {
+    let stored: Option<i64> = sqlx::query_scalar(names.sql(STORE_EVENT_TYPES))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(epoch)
+        .bind(types)
+        .fetch_optional(&mut *conn)
+        .await?;
+    if stored.is_some() {
+        return Ok(None);
+    }
+    let row: Option<(i64, i64)> =
+        sqlx::query_as(names.sql(READ_BACK)).bind(&id.name).bind(i64::from(id.version)).fetch_optional(conn).await?;
+    Ok(Some(row.map_or(Shortfall::Missing, |(found, _)| Shortfall::OtherEpoch { found, ours: epoch })))
 }
 
 /// Stores the replay position where there is none, and answers how the checkpoint differs from ours if it does.

@@ -11,7 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::Utc;
-use scriba_core::source::{Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription};
+use scriba_core::source::{
+    PassedOver, Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription, TypeSet,
+};
 use scriba_core::{EventId, EventType, Position, ProjectionId, RecordedEvent, StreamId};
 use serde::Serialize;
 use tokio::sync::Notify;
@@ -317,6 +319,18 @@ impl SourceInspector for MemoryInspector {
         let log = self.0.lock();
         log.reachable()?;
         Ok(log.at(position).map(|event| event.id.clone()))
+    }
+
+    async fn passed_over(&mut self, types: TypeSet<'_>, up_to: Position) -> Result<Option<PassedOver>, SourceError> {
+        let log = self.0.lock();
+        log.reachable()?;
+        let passed = || log.events.iter().filter(|event| event.position <= up_to);
+        let first = passed().find(|event| types.contains(event.event_type.as_str()));
+        Ok(first.map(|first| PassedOver {
+            event_type: first.event_type.clone(),
+            events: passed().filter(|event| event.event_type == first.event_type).count() as u64,
+            first: first.position,
+        }))
     }
 }
 

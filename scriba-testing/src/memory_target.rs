@@ -340,6 +340,17 @@ impl<Op: Clone + Send + Sync + 'static> Committer<Op> for MemoryCommitter<Op> {
         self.unusable = false;
         Ok(())
     }
+
+    async fn store_event_types(&mut self, types: Option<&[&str]>) -> Result<(), CommitError> {
+        let (id, epoch) = (self.id.clone(), self.epoch);
+        self.begin_use(&id, epoch);
+        let mut store = self.target.lock();
+        let checkpoint = &mut store.fenced(&id, epoch).map_err(CommitError::Fenced)?.checkpoint;
+        checkpoint.event_types = types.map(|types| types.iter().map(|&listed| listed.to_owned()).collect());
+        drop(store);
+        self.unusable = false;
+        Ok(())
+    }
 }
 
 #[async_trait]

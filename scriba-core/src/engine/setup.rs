@@ -14,8 +14,8 @@ use crate::error::HaltReason;
 use crate::event::{EventId, Events, Position};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
-use crate::source::{Source, SourceIdentity, SubscribeRequest};
-use crate::target::{Owner, TakeOver, Target};
+use crate::source::{PassedOver, Source, SourceIdentity, SubscribeRequest, TypeSet};
+use crate::target::{Committer, Owner, TakeOver, Target};
 use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
 
 /// Everything a pipeline is made from, once for each start of the projection.
@@ -70,7 +70,7 @@ impl<H: Handler> Setup<H> {
             source: &identity,
             event_types,
         };
-        let taken = self.target.take_over(request).await.map_err(Exit::from_take_over)?;
+        let mut taken = self.target.take_over(request).await.map_err(Exit::from_take_over)?;
         let checkpoint = taken.checkpoint;
         self.live.taken_over(&checkpoint, identity.clone());
         self.telemetry.checkpoint_loaded(&CheckpointLoaded {
@@ -82,6 +82,7 @@ impl<H: Handler> Setup<H> {
             return Err(Exit::Halt(other_source(&taken.source, &identity)));
         }
         self.same_store(&checkpoint).await?;
+        self.same_types(&checkpoint, taken.committer.as_mut()).await?;
         let after = checkpoint.watermark;
         let request = SubscribeRequest { after, event_types, telemetry: self.telemetry.clone() };
         let subscription = self.source.subscribe(request).await.map_err(Exit::from_source)?;
@@ -99,6 +100,33 @@ impl<H: Handler> Setup<H> {
             Some(found) => Err(Exit::Halt(restored(last, &found))),
             None => Ok(()),
         }
+    }
+
+    /// Looks whether events of types that were added to this version have been passed over already, and stores the types that
+    /// are delivered from now on.
+    async fn same_types(&self, checkpoint: &Checkpoint, committer: &mut dyn Committer<H::Op>) -> Result<(), Exit> {
+        let listed = H::Event::event_types();
+        let stored: Option<Vec<&str>> =
+            checkpoint.event_types.as_ref().map(|types| types.iter().map(String::as_str).collect());
+        let known = |event_type: &&str| stored.as_ref().is_none_or(|stored| stored.contains(event_type));
+        let added: Vec<&str> = listed.into_iter().flatten().copied().filter(|listed| !known(listed)).collect();
+        let added = match (&stored, listed) {
+            (Some(stored), None) => Some(TypeSet::AllBut(stored)),
+            _ => (!added.is_empty()).then_some(TypeSet::Only(&added)),
+        };
+        if let (Some(added), Some(watermark), false) = (added, checkpoint.watermark, self.options.accept_missed) {
+            let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
+            if let Some(missed) = inspector.passed_over(added, watermark).await.map_err(Exit::from_source)? {
+                return Err(Exit::Halt(passed_over(&missed, watermark)));
+            }
+        }
+        let same = match (&stored, listed) {
+            (Some(stored), Some(listed)) => {
+                stored.len() == listed.len() && stored.iter().all(|event_type| listed.contains(event_type))
+            }
+            (stored, listed) => stored.is_none() && listed.is_none(),
+        };
+        if same { Ok(()) } else { committer.store_event_types(listed).await.map_err(Exit::from_commit) }
     }
 
     /// The watermark of a checkpoint that has to be created: resolved before, so that it is stored with its row.
@@ -124,6 +152,17 @@ fn other_source(stored: &SourceIdentity, found: &SourceIdentity) -> HaltReason {
          from, or give it a new version to rebuild from this one",
         stored.kind, stored.fingerprint, found.kind, found.fingerprint
     ))
+}
+
+fn passed_over(missed: &PassedOver, watermark: Position) -> HaltReason {
+    HaltReason::new(format!(
+        "event type {:?} was added to this version, and {} events of it at or below the watermark {watermark} were passed over when it \
+         was not listed, the first at the position named here: rebuild under a new version, or start with accept_missed(true) to go \
+         on without them",
+        missed.event_type.as_str(),
+        missed.events
+    ))
+    .at(missed.first)
 }
 
 fn restored(last: &LastEvent, found: &EventId) -> HaltReason {

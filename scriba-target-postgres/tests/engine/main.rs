@@ -4,4 +4,5 @@
 
 mod bad_input;
 mod common;
+mod event_types;
 mod prefix;
