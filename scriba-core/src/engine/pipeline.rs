@@ -38,6 +38,9 @@ const SKIPS_COMMITTED_EVERY: Duration = Duration::from_secs(1);
 /// With nothing more to read, a run of skips is committed after this long.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
+/// How long handlers in flight may go on after their source has ended.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// One event in so many is handled under the clock.
 const SAMPLE_EVERY: u64 = 64;
 /// A handler that computes for longer than this is worth a task of its own, which costs about a microsecond.
@@ -120,6 +123,8 @@ pub(super) struct Pipeline<H: Handler> {
 
     /// What the pipeline ends with, once what is ready is committed. The first reason stays.
     ending: Option<Exit>,
+    /// Until when handlers in flight may finish although the pipeline ends.
+    patience: Option<Instant>,
 }
 
 impl<H: Handler> Pipeline<H> {
@@ -165,12 +170,14 @@ impl<H: Handler> Pipeline<H> {
             skips_since: None,
             replay_to_store: Replay::Ongoing,
             ending: None,
+            patience: None,
         }
     }
 
     /// Runs until something ends it.
     pub(super) async fn run(mut self) -> Exit {
         loop {
+            self.lose_patience();
             self.take_held();
             self.start_waiting();
             self.offer();
@@ -179,7 +186,7 @@ impl<H: Handler> Pipeline<H> {
             }
             self.order_page();
             self.publish();
-            let flush_at = self.flush_at();
+            let wake_at = self.flush_at().into_iter().chain(self.patience).min();
             tokio::select! {
                 // Biased: a stop must not wait behind traffic, and what is finished goes before new work.
                 biased;
@@ -190,7 +197,7 @@ impl<H: Handler> Pipeline<H> {
                 written = self.written.recv(), if self.writer != Writer::Gone => self.note_written(written),
                 Some(handled) = self.handlers.join_next() => self.note_handled(handled),
                 page = self.pages.recv(), if self.ending.is_none() => self.note_page(page),
-                () = tokio::time::sleep_until(flush_at.unwrap_or_else(Instant::now)), if flush_at.is_some() => {},
+                () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {},
             }
         }
     }
@@ -203,7 +210,7 @@ impl<H: Handler> Pipeline<H> {
             Some(Ok(_)) if self.is_wanted(Wish::Stop) => {}
             Some(Ok(page)) if self.is_wanted(Wish::Pause) => self.held = Some(page),
             Some(Ok(page)) => self.take_in(page),
-            Some(Err(error)) => self.end_with(Exit::from_source(error)),
+            Some(Err(error)) => self.end_after_handlers(Exit::from_source(error)),
             None => self.end_with(Exit::Restart(Trouble::unknown("the reader of the source ended unexpectedly"))),
         }
     }
@@ -504,10 +511,27 @@ impl<H: Handler> Pipeline<H> {
         self.orders.send_modify(|orders| orders.page = page);
     }
 
-    /// Ends the pipeline once what is ready is committed. Handlers in flight are dropped, but for a stop.
+    /// Ends the pipeline once what is ready is committed. Handlers in flight are dropped.
     fn end_with(&mut self, exit: Exit) {
         self.handlers.abort_all();
+        self.patience = None;
         self.ending.get_or_insert(exit);
+    }
+
+    /// Ends the pipeline, and lets handlers in flight finish for a while: what was delivered is good, and where a source ends
+    /// again and again, an event that takes its time would never get done otherwise.
+    fn end_after_handlers(&mut self, exit: Exit) {
+        if self.ending.is_none() {
+            self.patience = Some(Instant::now() + PATIENCE);
+            self.ending = Some(exit);
+        }
+    }
+
+    fn lose_patience(&mut self) {
+        if self.patience.is_some_and(|until| until <= Instant::now()) {
+            self.patience = None;
+            self.handlers.abort_all();
+        }
     }
 
     fn is_ending(&self) -> bool {
@@ -519,7 +543,8 @@ impl<H: Handler> Pipeline<H> {
     }
 
     fn is_over(&self) -> bool {
-        let handlers_done = self.ending.is_some() || self.handlers.is_empty();
+        let waits = self.ending.is_none() || self.patience.is_some();
+        let handlers_done = !waits || self.handlers.is_empty();
         let all_written = self.writer == Writer::Free && self.window.done() == 0;
         self.writer == Writer::Gone || (self.is_ending() && handlers_done && all_written)
     }

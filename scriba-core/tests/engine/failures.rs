@@ -270,3 +270,17 @@ async fn handlers_that_compute_for_long_run_beside_each_other_and_not_in_turns()
     assert!(beside.count() > 200, "most have company");
     assert_eq!(applied(&target), (0..300).collect::<Vec<_>>());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_ends_again_and_again_does_not_keep_a_slow_event_from_being_handled() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "slow", &Act { wait: 150_000, ..Act::default() });
+    let last = append(&source, "slow", &Act::default());
+    let (scriba, script) = start(&source, &target, options()).await;
+    eventually("it is read", || scriba.info(id()).unwrap().window.events == 2).await;
+    source.inject(SourceFault::End);
+    until(&scriba, last).await;
+    assert_eq!(applied(&target), [0, 1]);
+    let slow = script.calls.lock().unwrap().iter().filter(|call| call.position == Position::new(0)).count();
+    assert_eq!(slow, 1, "it is handled once");
+}
