@@ -242,7 +242,7 @@ impl PgSubscription {
         self.same_server(boot, replica)?;
         if !canary {
             return Err(SourceError::unusable(format!(
-                "event log {}: the server's pg_locks does not show this session's own lock, so open appends cannot be seen: only PostgreSQL itself is supported",
+                "event log {}: the server's pg_locks does not show this connection's own lock, so open appends cannot be seen: only PostgreSQL itself is supported",
                 self.catalog.name
             )));
         }
