@@ -119,7 +119,7 @@ pub(crate) async fn start(
 
 /// Waits until everything up to a position is accounted for.
 pub(crate) async fn until(scriba: &Scriba, position: Position) {
-    let waited = scriba.wait_for(id(), WaitFor::Position(position), Duration::from_secs(10)).await;
+    let waited = scriba.wait_for(id(), WaitFor::Position(position), Duration::from_secs(20)).await;
     if let Err(error) = waited {
         panic!("{error}: {:#?}", scriba.info(id()));
     }

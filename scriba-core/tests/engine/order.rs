@@ -146,7 +146,7 @@ fn streams_in_order(run: &Run, calls: &[Call]) -> Result<(), String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, max_shrink_iters: 20, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_000, max_shrink_iters: 8, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_goes_wrong_the_read_model_is_what_the_log_makes_of_it_in_order_and_once(run in runs()) {
