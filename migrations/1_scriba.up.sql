@@ -51,7 +51,23 @@ CREATE TABLE IF NOT EXISTS scriba_leases (
     autovacuum_vacuum_threshold = 500
 );
 
--- The cold row of each version: what its owner writes down for others to read.
+-- Nodes that have asked for a lease in vain and will ask again: each note counts for a while. They keep a projection from
+-- being reset under them.
+CREATE TABLE IF NOT EXISTS scriba_standbys (
+    name text NOT NULL,
+    version bigint NOT NULL,
+    owner text NOT NULL,
+    holder text NOT NULL,
+    expires_at timestamptz NOT NULL,
+    PRIMARY KEY (name, version, owner)
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 500
+);
+
+-- The cold row of each version: what its owner writes down for others to read. A reset takes it away, and the next owner
+-- makes a new one.
 CREATE TABLE IF NOT EXISTS scriba_projections (
     name text NOT NULL,
     version bigint NOT NULL,
@@ -65,6 +81,8 @@ CREATE TABLE IF NOT EXISTS scriba_projections (
     last_error text,
     -- The source's head when last asked.
     head bigint,
+    -- The source's server keeps a position of its own, which a reset has to reset too.
+    source_keeps_position boolean NOT NULL DEFAULT false,
     -- Where this version first caught up with its source; -1 where that was empty.
     replay_position bigint,
     -- What an operator asks of whoever runs it.
@@ -101,8 +119,6 @@ CREATE TABLE IF NOT EXISTS scriba_dead_letters (
     UNIQUE (name, version, position)
 );
 
-CREATE INDEX IF NOT EXISTS scriba_dead_letters_page_idx ON scriba_dead_letters (name, version, id);
-
 -- An index entry has room for some 2,700 bytes and a stream id may be longer, so only its beginning is indexed.
 CREATE INDEX IF NOT EXISTS scriba_dead_letters_stream_idx ON scriba_dead_letters (name, version, left(stream_id, 200));
 
@@ -118,7 +134,9 @@ CREATE OR REPLACE FUNCTION scriba_advance(
     p_last_event_id text,
     p_applied bigint,
     p_skipped bigint,
-    p_dead_lettered bigint
+    p_dead_lettered bigint,
+    p_in_row bigint,
+    p_streams bigint[]
 ) RETURNS void LANGUAGE plpgsql AS $body$
 BEGIN
     UPDATE scriba_checkpoints AS c
@@ -129,6 +147,8 @@ BEGIN
         applied = c.applied + p_applied,
         skipped = c.skipped + p_skipped,
         dead_lettered = c.dead_lettered + p_dead_lettered,
+        dead_letters_in_row = p_in_row,
+        dead_letter_streams = p_streams,
         updated_at = clock_timestamp()
     WHERE c.name = p_name AND c.version = p_version AND c.epoch = p_epoch AND c.commit_no = p_commit_no;
     IF NOT FOUND THEN
@@ -139,6 +159,29 @@ BEGIN
     END IF;
 END
 $body$;
+
+-- Code of the user's runs in some transactions, and a COMMIT in it would make the checkpoint durable without the rest of
+-- the batch. Such a transaction commits only after the engine has named the state it moved the checkpoint to, which it
+-- does last.
+CREATE OR REPLACE FUNCTION scriba_check_commit() RETURNS trigger LANGUAGE plpgsql AS $body$
+BEGIN
+    IF current_setting('scriba.commit', true) IS DISTINCT FROM format('%s.%s', NEW.epoch, NEW.commit_no) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'SB002',
+            MESSAGE = format('only the engine commits batches of %s v%s', NEW.name, NEW.version),
+            HINT = 'Take COMMIT and what implies it out of the closure of `custom`.';
+    END IF;
+    RETURN NULL;
+END
+$body$;
+
+-- `scriba.batch` is set, for the transaction, before the checkpoint moves; other transactions pay nothing.
+DROP TRIGGER IF EXISTS scriba_commit_guard ON scriba_checkpoints;
+CREATE CONSTRAINT TRIGGER scriba_commit_guard AFTER UPDATE ON scriba_checkpoints
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+    WHEN (current_setting('scriba.batch', true) <> '')
+    EXECUTE FUNCTION scriba_check_commit();
+ALTER TABLE scriba_checkpoints ENABLE ALWAYS TRIGGER scriba_commit_guard;
 
 -- The JSON in some bytes, or NULL where they are not UTF-8, not JSON, or JSON that jsonb cannot hold.
 CREATE OR REPLACE FUNCTION scriba_readable_json(p_bytes bytea) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $body$

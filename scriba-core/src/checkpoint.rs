@@ -1,5 +1,8 @@
 //! The checkpoint: the one row that says what is accounted for, and the arithmetic of moving it. Pure.
 
+use std::fmt;
+
+use crate::circuit::DeadLettersInRow;
 use crate::event::{EventId, Position};
 
 /// What was made of events, counted.
@@ -57,6 +60,16 @@ impl Replay {
     }
 }
 
+impl fmt::Display for Replay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ongoing => f.write_str("catching up"),
+            Self::Over(None) => f.write_str("caught up (empty)"),
+            Self::Over(Some(position)) => write!(f, "caught up at position {position}"),
+        }
+    }
+}
+
 /// The stored checkpoint of one version of a projection, as a take-over read it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
@@ -70,6 +83,8 @@ pub struct Checkpoint {
     pub last_event: Option<LastEvent>,
     /// What was made of all events, over all starts.
     pub counts: Counts,
+    /// Dead letters since the last event that was applied.
+    pub in_row: DeadLettersInRow,
     /// Whether this version has caught up with its source once.
     pub replay: Replay,
     /// The event types recorded with it; `None` for all types.
@@ -98,14 +113,15 @@ impl Checkpoint {
         Advance { epoch: self.epoch, expected_commit_no: self.commit_no, watermark, last_event, counts }
     }
 
-    /// Notes that an advance was committed.
-    pub fn committed(&mut self, advance: &Advance) {
+    /// Notes that an advance was committed, with what became of its events and the dead letters in a row after it.
+    pub fn committed(&mut self, advance: &Advance, counts: Counts, in_row: DeadLettersInRow) {
         self.commit_no = advance.expected_commit_no + 1;
         self.watermark = Some(advance.watermark);
         if let Some(last) = &advance.last_event {
             self.last_event = Some(last.clone());
         }
-        self.counts += advance.counts;
+        self.counts += counts;
+        self.in_row = in_row;
     }
 }
 
@@ -129,10 +145,10 @@ mod tests {
         let last = LastEvent { position: Position::new(0), id: EventId::from("a") };
         let first = checkpoint.advance(Position::new(0), Some(last.clone()), counts);
         assert_eq!((first.epoch, first.expected_commit_no), (3, 7));
-        checkpoint.committed(&first);
+        checkpoint.committed(&first, first.counts, DeadLettersInRow::default());
         let second = checkpoint.advance(Position::new(5), None, Counts::default());
         assert_eq!(second.expected_commit_no, 8);
-        checkpoint.committed(&second);
+        checkpoint.committed(&second, second.counts, DeadLettersInRow::default());
         assert_eq!(checkpoint.watermark, Some(Position::new(5)));
         assert_eq!(checkpoint.last_event, Some(last), "progress without events keeps the last event");
         assert_eq!(checkpoint.counts, counts);

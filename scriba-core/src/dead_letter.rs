@@ -5,7 +5,8 @@ use chrono::{DateTime, Utc};
 
 use crate::event::{EventId, EventType, Position, RecordedEvent, StreamId};
 
-/// Kinds of dead letters that the engine itself files; others are the type names of handlers' errors.
+/// Kinds of dead letters that the engine and its targets file; others are the type names of handlers' errors, and `commit:` with
+/// the code and the condition of what the target refused.
 pub mod kind {
     /// The body did not decode.
     pub const DECODE: &str = "decode";
@@ -13,12 +14,18 @@ pub mod kind {
     pub const PANIC: &str = "panic";
     /// The handler took longer than its timeout.
     pub const TIMEOUT: &str = "timeout";
+    /// An update or delete that is required to hit a row hit none.
+    pub const NO_ROW: &str = "no_row";
+    /// A `custom` operation swallowed an error of the database.
+    pub const SWALLOWED_ERROR: &str = "custom:swallowed_error";
+    /// A `custom` operation left its transaction.
+    pub const LEFT_TRANSACTION: &str = "custom:left_transaction";
 }
 
 /// Why an event becomes a dead letter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// `decode`, `panic`, `timeout`, or the type name of the error.
+    /// `decode`, `panic`, `timeout`, the type name of the error, or `commit:` and a code where the target refused it.
     pub kind: String,
     /// The error's message.
     pub message: String,

@@ -246,10 +246,22 @@ pub enum CommandError {
         command: &'static str,
     },
     /// No projection of this identity is known here.
-    #[error("projection {id} is not known: it was neither started here nor is it in the tables of an attached target")]
+    #[error(
+        "projection {id} is not known: it was neither started here nor is it in the tables of an attached target; `Scriba::attach` adds one"
+    )]
     Unknown {
         /// The projection.
         id: ProjectionId,
+    },
+    /// The task that was to carry it out was lost by a panic. The projection comes back by itself.
+    #[error(
+        "projection {id}: {command} was interrupted by a panic in the engine, and may have been carried out or not: the projection comes back; look at its state and ask again"
+    )]
+    Interrupted {
+        /// The projection.
+        id: ProjectionId,
+        /// The command.
+        command: &'static str,
     },
     /// The tables could not be read or written.
     #[error("projection {id}: {message}")]
@@ -271,6 +283,52 @@ pub enum CommandError {
         /// What still hangs and was left behind, fenced off from committing.
         left_behind: String,
     },
+}
+
+/// Why [`Scriba::reset`](crate::Scriba::reset) changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResetError {
+    /// A node holds its lease.
+    #[error(
+        "projection {id} is not stopped: {holder} holds its lease; stop it there, or wait until the lease of a dead node lapses"
+    )]
+    Held {
+        /// The projection.
+        id: ProjectionId,
+        /// Who holds it.
+        holder: String,
+    },
+    /// Nodes stand by, and would take it over at once.
+    #[error("nodes stand by for projection {id}: {}; stop it there too", .nodes.join(", "))]
+    StoodBy {
+        /// The projection.
+        id: ProjectionId,
+        /// The nodes.
+        nodes: Vec<String>,
+    },
+    /// There is no lease and the state last written down is not stopped: it may be run by a node that has leases off.
+    #[error(
+        "projection {id} is {state} and has no lease, so a node that has leases off may run it: stop it there; if nobody runs it, start \
+         and stop it once"
+    )]
+    MayRun {
+        /// The projection.
+        id: ProjectionId,
+        /// The state last written down.
+        state: State,
+    },
+    /// The server of its source keeps a position for it, and that would live on.
+    #[error("projection {id}: its source keeps a position of its own for it, which was not reset: {message}")]
+    SourceLivesOn {
+        /// The projection.
+        id: ProjectionId,
+        /// Why, and what to do.
+        message: String,
+    },
+    /// The command itself failed: it is started on this node and not stopped, it is not known, or tables could not be written.
+    #[error(transparent)]
+    Command(#[from] CommandError),
 }
 
 /// Why [`Scriba::run_until`](crate::Scriba::run_until) ended otherwise than by its signal.

@@ -6,12 +6,15 @@
 extern crate self as scriba_core;
 
 pub mod checkpoint;
+pub mod circuit;
 pub mod dead_letter;
 mod engine;
 mod error;
 mod event;
 mod failure;
 mod lifecycle;
+#[cfg(feature = "opentelemetry")]
+pub mod metrics;
 mod options;
 mod partition;
 mod projection;
@@ -24,9 +27,12 @@ pub mod target;
 pub mod telemetry;
 mod window;
 
-pub use engine::{ListedProjection, OldestOpen, ProjectionInfo, RunCounts, Scriba, WaitFor, WindowInfo};
+pub use circuit::Circuit;
+pub use engine::{
+    CatchUp, ListedProjection, OldestOpen, ProjectionInfo, RunCounts, Scriba, StreamPositions, WaitFor, WindowInfo,
+};
 pub use error::{
-    CommandError, DecodeError, HaltReason, HandlerError, HandlerResult, RetryAdvice, RunError, StartError,
+    CommandError, DecodeError, HaltReason, HandlerError, HandlerResult, ResetError, RetryAdvice, RunError, StartError,
     StateOrStandby, WaitError, source_chain,
 };
 pub use event::{
@@ -34,12 +40,12 @@ pub use event::{
 };
 pub use failure::{FailureClass, classify, sqlstate};
 pub use lifecycle::{Role, State};
-pub use options::{Lease, OnPoison, ProjectionOptions, StartFrom};
+pub use options::{DeadLetterPolicy, Lease, OnPoison, ProjectionOptions, StartFrom};
 pub use projection::{Handler, Outcome, Projection, ProjectionId};
 pub use retry::{Backoff, Retry};
 pub use scriba_macros::{Events, Projection};
 pub use source::Source;
-pub use target::Target;
+pub use target::{Reset, ResetCounts, Target};
 
 /// What the derives' code needs; not part of the public API.
 #[doc(hidden)]

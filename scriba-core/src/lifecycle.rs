@@ -93,7 +93,8 @@ pub(crate) enum Step {
 /// | stopped | - | - | - | - | - | - |
 ///
 /// `paused` is the user's wish, which outlives a restart of the pipeline. Stopping a paused projection
-/// passes through draining like any other: what was handled is committed and acked first.
+/// passes through draining like any other: what was handled is committed and acked first. One that is stopped while it is
+/// initializing or halted is draining for as long as it takes to end what it is in the middle of and to give the lease up.
 pub(crate) fn next(state: State, step: Step, paused: bool) -> Option<State> {
     use State::{Draining, Halted, Initializing, Paused, Running, Stopped};
     match (state, step) {

@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use crate::circuit::Circuit;
 use crate::error::StartError;
 use crate::event::Position;
 use crate::projection::ProjectionId;
 use crate::retry::Retry;
+
+/// The circuit's streams stand in the checkpoint row, which has to stay small.
+const MOST_STREAMS: u32 = 20;
 
 /// Where a new checkpoint begins. Without effect once there is a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +34,24 @@ pub enum OnPoison {
     Halt,
 }
 
+/// What becomes of events that cannot be applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeadLetterPolicy {
+    /// What becomes of one while live.
+    pub on_poison: OnPoison,
+    /// What becomes of one up to where the version first caught up.
+    pub on_poison_while_replaying: OnPoison,
+    /// How many in a row are too many.
+    pub circuit: Circuit,
+}
+
+impl DeadLetterPolicy {
+    /// What becomes of an event, by whether it is a replay.
+    pub fn on_poison(&self, replay: bool) -> OnPoison {
+        if replay { self.on_poison_while_replaying } else { self.on_poison }
+    }
+}
+
 /// How one of several nodes is made the one that projects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lease {
@@ -51,9 +73,10 @@ pub struct ProjectionOptions {
     pub(crate) retry: Retry,
     pub(crate) handler_timeout: Duration,
     pub(crate) retryable_for: Duration,
-    pub(crate) on_poison: OnPoison,
+    pub(crate) dead_letters: DeadLetterPolicy,
     pub(crate) start_from: StartFrom,
     pub(crate) accept_missed: bool,
+    pub(crate) until: Option<Position>,
     pub(crate) lease: Lease,
     pub(crate) lag_interval: Duration,
     pub(crate) shutdown_timeout: Duration,
@@ -72,9 +95,10 @@ impl Default for ProjectionOptions {
             retry: Retry::default(),
             handler_timeout: Duration::from_secs(30),
             retryable_for: Duration::from_hours(1),
-            on_poison: OnPoison::default(),
+            dead_letters: DeadLetterPolicy::default(),
             start_from: StartFrom::default(),
             accept_missed: false,
+            until: None,
             lease: Lease::For(Duration::from_secs(30)),
             lag_interval: Duration::from_secs(5),
             shutdown_timeout: Duration::from_secs(30),
@@ -145,10 +169,25 @@ impl ProjectionOptions {
         self
     }
 
-    /// What becomes of an event whose handler failed for good; default: it is dead-lettered.
+    /// What becomes of an event whose handler failed for good, or that the target refuses; default: it is dead-lettered.
     #[must_use]
     pub fn on_poison(mut self, on_poison: OnPoison) -> Self {
-        self.on_poison = on_poison;
+        self.dead_letters = DeadLetterPolicy { on_poison, on_poison_while_replaying: on_poison, ..self.dead_letters };
+        self
+    }
+
+    /// The same up to the position at which this version first caught up; default: as [`ProjectionOptions::on_poison`], which
+    /// is to be called before.
+    #[must_use]
+    pub fn on_poison_while_replaying(mut self, on_poison: OnPoison) -> Self {
+        self.dead_letters.on_poison_while_replaying = on_poison;
+        self
+    }
+
+    /// How many dead letters in a row halt the projection; default: five over at least three streams, or 20 over any.
+    #[must_use]
+    pub fn circuit(mut self, circuit: Circuit) -> Self {
+        self.dead_letters.circuit = circuit;
         self
     }
 
@@ -167,6 +206,16 @@ impl ProjectionOptions {
         self
     }
 
+    /// Stops by itself at a position: events above it are not handed out, and once everything up to it is committed, the
+    /// projection is stopped, as if by [`Scriba::stop`](crate::Scriba::stop), with the watermark at the position. Default: it goes
+    /// on for ever. While the source has nothing at or above the position it waits, as it would without; a projection that is at or
+    /// above it already stops at once. [`Scriba::run_until`](crate::Scriba::run_until) returns once all that was started has stopped so.
+    #[must_use]
+    pub fn until(mut self, position: Position) -> Self {
+        self.until = Some(position);
+        self
+    }
+
     /// How one of several nodes is made the one that projects; default: a lease of 30 s, 1 s to 1 h.
     #[must_use]
     pub fn lease(mut self, lease: Lease) -> Self {
@@ -181,7 +230,8 @@ impl ProjectionOptions {
         self
     }
 
-    /// How long `stop` and `shutdown` wait for what is in flight; default 30 s.
+    /// How long `stop` and `shutdown` may take; default 30 s. The last tenth of it, at most 1 s, is for giving the lease up: what is in
+    /// flight has the rest.
     #[must_use]
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.shutdown_timeout = timeout;
@@ -229,6 +279,14 @@ impl ProjectionOptions {
             if found < lowest || found > highest {
                 return refuse(option, format!("{found:?} is out of range: {lowest:?} to {highest:?}"));
             }
+        }
+        let Circuit { in_row, streams, .. } = self.dead_letters.circuit;
+        if in_row > 0 && (streams == 0 || streams > in_row || streams > MOST_STREAMS) {
+            let most = in_row.min(MOST_STREAMS);
+            return refuse(
+                "circuit",
+                format!("streams is {streams} and has to be 1 to {most} where in_row is {in_row}"),
+            );
         }
         if let Some(problem) = self.retry.problem() {
             return refuse("retry", problem);

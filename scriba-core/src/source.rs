@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use crate::event::{EventId, EventType, Position, RecordedEvent};
+use crate::projection::ProjectionId;
 use crate::telemetry::Telemetry;
 
 /// What a source is and which store it reads: kept with the checkpoint, so that a checkpoint is never
@@ -48,6 +49,16 @@ pub enum Delivery {
     Progress(Position),
 }
 
+impl Delivery {
+    /// Where in the sequence it stands.
+    pub fn position(&self) -> Position {
+        match self {
+            Self::Event(event) => event.position,
+            Self::Progress(position) => *position,
+        }
+    }
+}
+
 /// Some elements of the delivered sequence, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
@@ -78,6 +89,24 @@ pub trait Source: Send + Sync + 'static {
     /// Opens a way of asking the source questions that shares no connection with subscriptions. It is
     /// called and used on the engine's control thread.
     async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError>;
+
+    /// Whether a server keeps a position for each projection beside the checkpoint, such as that of a subscription group.
+    fn keeps_position(&self) -> bool {
+        false
+    }
+
+    /// Forgets the position that a server keeps for a projection, so that the next subscription begins where its request says.
+    /// Called before the checkpoint is reset, and again where that failed. Nobody is subscribed.
+    ///
+    /// # Errors
+    /// The position lives on; the checkpoint is not reset then.
+    async fn reset(&self, id: &ProjectionId) -> Result<(), SourceError> {
+        let _ = id;
+        if self.keeps_position() {
+            return Err(SourceError::unusable("this source cannot reset the position that its server keeps"));
+        }
+        Ok(())
+    }
 }
 
 /// One delivery of events from a point on.
@@ -212,5 +241,13 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError> {
         (**self).inspector().await
+    }
+
+    fn keeps_position(&self) -> bool {
+        (**self).keeps_position()
+    }
+
+    async fn reset(&self, id: &ProjectionId) -> Result<(), SourceError> {
+        (**self).reset(id).await
     }
 }

@@ -10,6 +10,16 @@ pub enum Switches {
     DedupStoredOnly,
     /// Events are acked when they are handled, before they are committed.
     AckBeforeCommit,
+    /// The result of an attempt that took longer than it may is taken.
+    LateResults,
+    /// The watermark goes to progress that came behind an event that is still open.
+    ProgressPassesOpen,
+    /// Dead letters in a row are counted within a batch.
+    CircuitPerBatch,
+    /// Dead letters in a row are forgotten when a pipeline starts.
+    CircuitForgets,
     /// Outcomes are committed in the order in which handlers finish.
     CommitAsFinished,
+    /// No rule but a defect: the coordinator panics when it is told to pause.
+    CoordinatorPanics,
 }

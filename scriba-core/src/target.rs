@@ -1,17 +1,24 @@
 //! The port read models go out by. Unfrozen until 1.0.
 
+mod tables;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::{DateTime, Utc};
 
-use crate::checkpoint::{Advance, Checkpoint, Counts};
-use crate::dead_letter::{DeadLetter, Failure, NewDeadLetter};
-use crate::event::{EventMeta, Position, StreamId};
-use crate::failure::FailureClass;
-use crate::lifecycle::State;
+pub use self::tables::{
+    Control, DeadLetterFilter, DeadLetterStats, LeaseAnswer, Owner, Reset, ResetCounts, ResetRefused, StateRecord,
+    StoredLease, StoredProjection, Tables,
+};
+use crate::checkpoint::{Advance, Checkpoint, Counts, LastEvent};
+use crate::circuit::DeadLettersInRow;
+use crate::dead_letter::{Failure, NewDeadLetter};
+use crate::error::HaltReason;
+use crate::event::{EventMeta, Position};
+use crate::failure::{FailureClass, sqlstate};
+use crate::options::{DeadLetterPolicy, OnPoison};
 use crate::projection::{Outcome, ProjectionId};
 use crate::source::SourceIdentity;
 
@@ -43,15 +50,18 @@ pub trait Target<Op>: Tables {
 pub struct TakeOver<'a> {
     /// The projection.
     pub id: &'a ProjectionId,
-    /// The owner that must hold the lease, or `None` where leases are switched off.
+    /// The owner, which has to hold the lease already, or `None` where leases are switched off. A take-over that is given up
+    /// half-way and lands after the release of the lease must not take it again.
     pub owner: Option<&'a Owner>,
     /// How long the lease is to run from now.
     pub lease: Duration,
-    /// The watermark of a checkpoint that has to be created.
+    /// How long code of the user may take inside the transaction.
+    pub handler_timeout: Duration,
+    /// The watermark of a checkpoint that has to be created, or that was reset and begins anew.
     pub initial: Option<Position>,
     /// The source it is fed from.
     pub source: &'a SourceIdentity,
-    /// The event types it lists; `None` for all. Stored with a checkpoint that has to be created.
+    /// The event types it lists; `None` for all. Stored with a checkpoint that has to be created or begins anew.
     pub event_types: Option<&'static [&'static str]>,
 }
 
@@ -61,7 +71,7 @@ pub struct TakenOver<Op> {
     pub checkpoint: Checkpoint,
     /// The source that the checkpoint was made from so far.
     pub source: SourceIdentity,
-    /// True where the checkpoint was created by this take-over.
+    /// True where the checkpoint was created by this take-over, or was reset before it.
     pub created: bool,
     /// What commits under the new epoch.
     pub committer: Box<dyn Committer<Op>>,
@@ -84,10 +94,12 @@ pub enum TakeOverError {
 /// What commits batches for one owner under one epoch, over a connection of its own. Dropped with its epoch.
 #[async_trait]
 pub trait Committer<Op>: Send {
-    /// Commits a batch: checkpoint first, then operations and dead letters in the order of positions.
+    /// Commits a batch: checkpoint first, then operations and dead letters in the order of positions. An event that the target
+    /// refuses for its data (an integrity failure) becomes a dead letter in the same transaction; the others are
+    /// committed. [`Batch::account`] counts, and says where the batch has to end.
     ///
     /// # Errors
-    /// After any error this committer is not used again: the engine takes over anew, or stops.
+    /// After any error but [`CommitError::HaltBefore`] this committer is not used again: the engine takes over anew, or stops.
     async fn commit(&mut self, batch: &Batch<Op>) -> Result<Committed, CommitError>;
 
     /// Stores where this version first caught up, `None` for at the beginning of an empty source; where nothing is stored yet.
@@ -98,18 +110,22 @@ pub trait Committer<Op>: Send {
 }
 
 /// A contiguous part of what was delivered, all of it accounted for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Batch<Op> {
     /// The projection.
     pub id: ProjectionId,
-    /// How the checkpoint moves.
+    /// How the checkpoint moves, as the engine sees it: the counts change where the target refuses events.
     pub advance: Advance,
-    /// The events that leave something in the target, in the order of positions. Skipped events are only counted.
+    /// Dead letters in a row before it.
+    pub in_row: DeadLettersInRow,
+    /// Its events, in the order of positions.
     pub entries: Vec<Entry<Op>>,
+    /// What becomes of events that the target refuses.
+    pub policy: DeadLetterPolicy,
 }
 
 /// An event with what was made of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Entry<Op> {
     /// The event.
     pub meta: EventMeta,
@@ -118,29 +134,191 @@ pub struct Entry<Op> {
 }
 
 /// What an event leaves in the target.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Write<Op> {
+    /// Nothing: it was skipped, and is only counted.
+    Skip,
     /// Operations on the read model.
     Apply(Outcome<Op>),
     /// A dead letter.
     DeadLetter(Failure),
 }
 
+impl<Op> Batch<Op> {
+    /// A batch that follows on a checkpoint and accounts for everything up to `watermark`.
+    pub fn new(
+        id: ProjectionId,
+        checkpoint: &Checkpoint,
+        watermark: Position,
+        entries: Vec<Entry<Op>>,
+        policy: DeadLetterPolicy,
+    ) -> Self {
+        let advance = checkpoint.advance(watermark, last_event(&entries), counts(&entries));
+        Self { id, advance, in_row: checkpoint.in_row.clone(), entries, policy }
+    }
+
+    /// Leaves out everything from a position on. False where nothing is left then.
+    pub fn end_before(&mut self, position: Position) -> bool {
+        self.entries.retain(|entry| entry.meta.position < position);
+        let Some(last) = last_event(&self.entries) else { return false };
+        self.advance.watermark = last.position;
+        self.advance.last_event = Some(last);
+        self.advance.counts = counts(&self.entries);
+        true
+    }
+
+    /// What the target finds out about its events, in the order of positions.
+    pub fn account(&self) -> Account {
+        let Self { in_row, policy, .. } = self;
+        Account { policy: *policy, counts: Counts::default(), in_row: in_row.clone(), refused: Vec::new() }
+    }
+}
+
+fn last_event<Op>(entries: &[Entry<Op>]) -> Option<LastEvent> {
+    entries.last().map(|Entry { meta, .. }| LastEvent { position: meta.position, id: meta.id.clone() })
+}
+
+fn counts<Op>(entries: &[Entry<Op>]) -> Counts {
+    let mut counts = Counts::default();
+    for entry in entries {
+        match entry.write {
+            Write::Skip => counts.skipped += 1,
+            Write::Apply(_) => counts.applied += 1,
+            Write::DeadLetter(_) => counts.dead_lettered += 1,
+        }
+    }
+    counts
+}
+
 impl<Op> Entry<Op> {
     /// The dead letter, where this is one.
     pub fn dead_letter(&self) -> Option<NewDeadLetter<'_>> {
         match &self.write {
-            Write::Apply(_) => None,
+            Write::Skip | Write::Apply(_) => None,
             Write::DeadLetter(failure) => Some(NewDeadLetter { event: self.meta.event(), failure }),
         }
     }
 }
 
+/// Counts what becomes of the events of a batch, told in the order of positions, and says where the batch has to end.
+#[derive(Clone, Debug)]
+pub struct Account {
+    policy: DeadLetterPolicy,
+    counts: Counts,
+    in_row: DeadLettersInRow,
+    refused: Vec<Refused>,
+}
+
+impl Account {
+    /// An event was skipped.
+    pub fn skipped(&mut self) {
+        self.counts.skipped += 1;
+    }
+
+    /// An event was applied; `changed` is false where all it did was to update or delete no row.
+    pub fn applied(&mut self, changed: bool) {
+        self.counts.applied += 1;
+        self.in_row.applied(changed);
+    }
+
+    /// An event is a dead letter of its handler's.
+    ///
+    /// # Errors
+    /// Where it is one too many in a row.
+    pub fn dead_lettered(&mut self, meta: &EventMeta, failure: &Failure) -> Result<(), HaltBefore> {
+        self.in_row = self.in_row.with(&meta.stream_id, self.policy.circuit).map_err(|tripped| HaltBefore {
+            position: meta.position,
+            reason: HaltReason::new(format!(
+                "the circuit opened: with the event of stream {:?} there would be {tripped}, the last with {}: {}; mend the handler or the \
+                 schema, then stop and start the projection, which goes on with this event",
+                meta.stream_id.as_str(),
+                failure.kind,
+                failure.message
+            ))
+            .at(meta.position),
+        })?;
+        self.counts.dead_lettered += 1;
+        Ok(())
+    }
+
+    /// The target refuses an event for its data: it becomes a dead letter.
+    ///
+    /// # Errors
+    /// Where it is one too many in a row, or the projection is to halt rather than dead-letter.
+    pub fn refused(&mut self, meta: &EventMeta, error: &TargetError) -> Result<(), HaltBefore> {
+        let failure = error.failure(meta.attempt);
+        if self.policy.on_poison(meta.replay) == OnPoison::Halt {
+            let reason = HaltReason {
+                class: Some(error.class),
+                code: error.code.clone(),
+                ..HaltReason::new(format!(
+                    "the target refused the event of stream {:?} and on_poison is Halt: {}: {}; mend the handler, the event or the schema, \
+                     then start the projection again",
+                    meta.stream_id.as_str(),
+                    failure.kind,
+                    failure.message
+                ))
+            };
+            return Err(HaltBefore { position: meta.position, reason: reason.at(meta.position) });
+        }
+        self.dead_lettered(meta, &failure)?;
+        self.refused.push(Refused { meta: meta.clone(), failure });
+        Ok(())
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Dead letters in a row so far.
+    pub fn in_row(&self) -> &DeadLettersInRow {
+        &self.in_row
+    }
+
+    /// Events that the target refused so far.
+    pub fn refusals(&self) -> &[Refused] {
+        &self.refused
+    }
+
+    /// The account of a batch that is durable.
+    pub fn committed(self, statements: u64) -> Committed {
+        let Self { counts, in_row, refused, .. } = self;
+        Committed { statements, counts, in_row, refused, isolated: None }
+    }
+}
+
 /// A batch that is durable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Committed {
     /// Statements sent for it, all told.
     pub statements: u64,
+    /// What became of its events in the end.
+    pub counts: Counts,
+    /// Dead letters in a row after it.
+    pub in_row: DeadLettersInRow,
+    /// Events that were to be applied and are dead letters now.
+    pub refused: Vec<Refused>,
+    /// Why it was written again event by event, if it was.
+    pub isolated: Option<TargetError>,
+}
+
+/// An event that the target refused for its data.
+#[derive(Clone, Debug)]
+pub struct Refused {
+    /// The event.
+    pub meta: EventMeta,
+    /// Why.
+    pub failure: Failure,
+}
+
+/// A batch must not go beyond an event: nothing of it was written, and it may be tried again up to the event before.
+#[derive(Clone, Debug)]
+pub struct HaltBefore {
+    /// The event's position.
+    pub position: Position,
+    /// Why the projection halts there.
+    pub reason: HaltReason,
 }
 
 /// Why a batch is not (known to be) durable.
@@ -155,6 +333,9 @@ pub enum CommitError {
     /// Nothing was written.
     #[error("{0}")]
     Failed(TargetError),
+    /// Nothing was written, because the batch has to end before an event. The committer goes on.
+    #[error("{}", .0.reason)]
+    HaltBefore(HaltBefore),
 }
 
 /// How the checkpoint differs from the one that was expected.
@@ -191,8 +372,12 @@ pub struct TargetError {
     pub class: FailureClass,
     /// The SQLSTATE, where there is one.
     pub code: Option<String>,
+    /// The kind of dead letter it makes; `None` for `commit:` and the code.
+    pub kind: Option<String>,
     /// What was tried, what came back, and what to do.
     pub message: String,
+    /// The chain of sources; may be empty.
+    pub detail: String,
     /// The event whose operation failed, where it is known.
     pub position: Option<Position>,
 }
@@ -200,160 +385,19 @@ pub struct TargetError {
 impl TargetError {
     /// A failure without a code.
     pub fn new(class: FailureClass, message: impl fmt::Display) -> Self {
-        Self { class, code: None, message: message.to_string(), position: None }
+        Self { class, code: None, kind: None, message: message.to_string(), detail: String::new(), position: None }
     }
-}
 
-/// A node, by a random id made at each start of an engine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
-    /// The random id.
-    pub id: String,
-    /// Who that is, for people: host and process.
-    pub description: String,
-}
-
-/// The answer to a request for the lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseAnswer {
-    /// The asker holds it.
-    Held,
-    /// Another holds it.
-    HeldBy {
-        /// Who, for people.
-        holder: String,
-        /// How long it still runs, by the database's clock.
-        expires_in: Duration,
-    },
-}
-
-/// The tables beside the read model, independent of what operations there are: what any node can ask, whether it
-/// runs a projection or not.
-#[async_trait]
-pub trait Tables: Send + Sync + 'static {
-    /// Looks whether the tables are there in the version this library wants.
-    ///
-    /// # Errors
-    /// A structural error that names what is missing, found and wanted version, and the command that mends it.
-    async fn check(&self) -> Result<(), TargetError>;
-
-    /// Opens a connection for leases and states that shares nothing with the user's pool. It is called and used
-    /// on the engine's control thread.
-    async fn control(&self) -> Result<Box<dyn Control>, TargetError>;
-
-    /// What is stored of a projection; `None` where there is no checkpoint.
-    async fn stored(&self, id: &ProjectionId) -> Result<Option<StoredProjection>, TargetError>;
-
-    /// What is stored of all projections, by name and version.
-    async fn stored_all(&self) -> Result<Vec<StoredProjection>, TargetError>;
-
-    /// Dead letters that a filter lets through.
-    async fn dead_letters(&self, id: &ProjectionId, filter: &DeadLetterFilter) -> Result<Vec<DeadLetter>, TargetError>;
-
-    /// Dead letters counted.
-    async fn dead_letter_stats(&self, id: &ProjectionId) -> Result<DeadLetterStats, TargetError>;
-}
-
-/// A connection for leases and states, used on the engine's control thread only. After an error it is thrown away.
-#[async_trait]
-pub trait Control: Send {
-    /// Takes the lease if it is free, lapsed, or the asker's own, and lets it run for `ttl` from now.
-    async fn lease(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<LeaseAnswer, TargetError>;
-
-    /// Gives the lease up, if the owner holds it.
-    async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError>;
-
-    /// Writes the state, if `epoch` is still the projection's.
-    async fn store_state(&mut self, id: &ProjectionId, epoch: i64, state: &StateRecord) -> Result<(), TargetError>;
-}
-
-/// What the engine writes down about itself for nodes that do not run it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateRecord {
-    /// The state.
-    pub state: State,
-    /// Why it halted, if it did.
-    pub halt_reason: Option<String>,
-    /// Since when it does not get on, if it does not.
-    pub degraded_since: Option<DateTime<Utc>>,
-    /// The last error met.
-    pub last_error: Option<String>,
-    /// The source's head when last asked.
-    pub head: Option<Position>,
-}
-
-/// A projection as the tables know it.
-#[derive(Clone, Debug)]
-pub struct StoredProjection {
-    /// Its identity.
-    pub id: ProjectionId,
-    /// Its checkpoint.
-    pub checkpoint: Checkpoint,
-    /// Its source.
-    pub source: SourceIdentity,
-    /// The state its owner last wrote.
-    pub state: StateRecord,
-    /// Its lease.
-    pub lease: StoredLease,
-}
-
-/// A lease as the tables know it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StoredLease {
-    /// There is none: never taken, released, or leases are switched off.
-    None,
-    /// Held.
-    Held {
-        /// By whom, for people.
-        holder: String,
-    },
-    /// It ran out and nobody has taken it.
-    Lapsed {
-        /// Who held it, for people.
-        holder: String,
-    },
-}
-
-/// Which dead letters to list, by row number.
-#[derive(Clone, Debug, Default)]
-pub struct DeadLetterFilter {
-    /// Of this stream.
-    pub stream_id: Option<StreamId>,
-    /// Of this kind.
-    pub kind: Option<String>,
-    /// From this position on.
-    pub from_position: Option<Position>,
-    /// Up to this position.
-    pub to_position: Option<Position>,
-    /// Dead-lettered at or after this time.
-    pub since: Option<DateTime<Utc>>,
-    /// Dead-lettered before this time.
-    pub until: Option<DateTime<Utc>>,
-    /// Only rows beyond this id, in the order of the listing.
-    pub after_id: Option<i64>,
-    /// At most so many; 100 where nothing is said.
-    pub limit: Option<u32>,
-    /// Newest row first.
-    pub descending: bool,
-}
-
-/// Dead letters counted.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct DeadLetterStats {
-    /// All of them.
-    pub total: u64,
-    /// By kind, the most frequent first.
-    pub by_kind: Vec<(String, u64)>,
-    /// When the oldest was dead-lettered.
-    pub oldest: Option<DateTime<Utc>>,
-    /// When the newest was dead-lettered.
-    pub newest: Option<DateTime<Utc>>,
-}
-
-impl StoredProjection {
-    /// What was made of all events, over all starts.
-    pub fn counts(&self) -> Counts {
-        self.checkpoint.counts
+    /// The failure of an event whose handler had been called so often: `commit:23505 (unique_violation)`.
+    pub fn failure(&self, attempts: u32) -> Failure {
+        let kind = self.kind.clone().unwrap_or_else(|| match &self.code {
+            Some(code) => match sqlstate::condition(code) {
+                Some(condition) => format!("commit:{code} ({condition})"),
+                None => format!("commit:{code}"),
+            },
+            None => "commit".to_owned(),
+        });
+        Failure { kind, message: self.message.clone(), detail: self.detail.clone(), attempts }
     }
 }
 
@@ -365,32 +409,5 @@ impl<Op: Send + Sync + 'static, T: Target<Op> + ?Sized> Target<Op> for Arc<T> {
 
     fn size_of(&self, operation: &Op) -> usize {
         (**self).size_of(operation)
-    }
-}
-
-#[async_trait]
-impl<T: Tables + ?Sized> Tables for Arc<T> {
-    async fn check(&self) -> Result<(), TargetError> {
-        (**self).check().await
-    }
-
-    async fn control(&self) -> Result<Box<dyn Control>, TargetError> {
-        (**self).control().await
-    }
-
-    async fn stored(&self, id: &ProjectionId) -> Result<Option<StoredProjection>, TargetError> {
-        (**self).stored(id).await
-    }
-
-    async fn stored_all(&self) -> Result<Vec<StoredProjection>, TargetError> {
-        (**self).stored_all().await
-    }
-
-    async fn dead_letters(&self, id: &ProjectionId, filter: &DeadLetterFilter) -> Result<Vec<DeadLetter>, TargetError> {
-        (**self).dead_letters(id, filter).await
-    }
-
-    async fn dead_letter_stats(&self, id: &ProjectionId) -> Result<DeadLetterStats, TargetError> {
-        (**self).dead_letter_stats(id).await
     }
 }

@@ -5,10 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+use tracing::field;
+
 use crate::dead_letter::Failure;
 use crate::error::HaltReason;
 use crate::event::{EventMeta, Position};
 use crate::failure::FailureClass;
+use crate::lifecycle::State;
 use crate::projection::ProjectionId;
 
 /// An attempt at an event begins.
@@ -32,9 +36,9 @@ pub struct EventStop<'a> {
 pub struct EventException<'a> {
     /// The event and the number of the attempt.
     pub meta: &'a EventMeta,
-    /// How long the handler took.
-    pub duration: Duration,
-    /// Kind, message, and chain or backtrace.
+    /// How long the handler took; `None` while nobody watches single events, because then no clock is read.
+    pub duration: Option<Duration>,
+    /// Kind, message, and the chain of sources, the place of a panic or the backtrace.
     pub failure: &'a Failure,
 }
 
@@ -74,8 +78,14 @@ pub struct EventSkipped<'a> {
 /// A batch is durable. Fires after the commit only.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchStop {
-    /// Events accounted for.
+    /// Events accounted for: those of the next three together.
     pub events: u64,
+    /// Events whose operations are in the read model now.
+    pub applied: u64,
+    /// Events skipped by the handler or filtered by type.
+    pub skipped: u64,
+    /// Events in the dead-letter table now.
+    pub dead_lettered: u64,
     /// Operations applied.
     pub operations: u64,
     /// Statements sent.
@@ -91,15 +101,39 @@ pub struct BatchStop {
 pub enum BatchNext {
     /// The pipeline starts again from the checkpoint after this wait.
     Replay(Duration),
+    /// The batch is committed again event by event, so that only the guilty ones are dead-lettered.
+    Isolate,
     /// The projection halts.
     Halt,
     /// Another node has the projection now.
     Standby,
 }
 
+impl BatchNext {
+    /// The name in logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Replay(_) => "replay",
+            Self::Isolate => "isolate",
+            Self::Halt => "halt",
+            Self::Standby => "standby",
+        }
+    }
+
+    /// How long until it is tried again, where that takes a wait.
+    pub const fn retry_in(self) -> Option<Duration> {
+        match self {
+            Self::Replay(wait) => Some(wait),
+            Self::Isolate | Self::Halt | Self::Standby => None,
+        }
+    }
+}
+
 /// A batch was not committed, or it is not known whether it was.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchFailed<'a> {
+    /// Events in it.
+    pub events: u64,
     /// The class of the failure, where the target failed.
     pub class: Option<FailureClass>,
     /// Its code.
@@ -131,9 +165,41 @@ pub struct Paused;
 #[derive(Clone, Copy, Debug)]
 pub struct Resumed;
 
+/// What a projection was stopped by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// [`Scriba::stop`](crate::Scriba::stop).
+    Stop,
+    /// [`Scriba::shutdown`](crate::Scriba::shutdown), which ends [`Scriba::run_until`](crate::Scriba::run_until) too.
+    Shutdown,
+    /// The position up to which it was to run is reached.
+    Until,
+    /// The runtime that it was started on has shut down.
+    RuntimeGone,
+}
+
+impl StopReason {
+    /// The name in logs and metrics.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Shutdown => "shutdown",
+            Self::Until => "until",
+            Self::RuntimeGone => "runtime_gone",
+        }
+    }
+}
+
 /// The projection stopped.
 #[derive(Clone, Copy, Debug)]
-pub struct Stopped;
+pub struct Stopped<'a> {
+    /// What stopped it.
+    pub reason: StopReason,
+    /// What was still going on when the shutdown timeout was over; `None` where everything ended in time.
+    pub left_behind: Option<&'a str>,
+    /// Why it had halted before, or could not finish what was in flight.
+    pub halt_reason: Option<&'a HaltReason>,
+}
 
 /// The projection halted.
 #[derive(Clone, Copy, Debug)]
@@ -156,11 +222,13 @@ pub struct Degraded<'a> {
 
 /// The projection gets on again.
 #[derive(Clone, Copy, Debug)]
-pub struct Recovered {
+pub struct Recovered<'a> {
     /// For how long it did not.
     pub since: Duration,
     /// Failures in a row that there were.
     pub failures: u32,
+    /// The last one.
+    pub last_error: &'a str,
 }
 
 /// A take-over has read the checkpoint.
@@ -174,13 +242,23 @@ pub struct CheckpointLoaded {
     pub stored: bool,
 }
 
-/// How far behind its source the projection is.
+/// How far behind its source the projection is. What is not known is `None`, never zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Lag {
-    /// The source's head; `None` where the source is empty or cannot tell.
+    /// How long ago the event at the watermark was recorded; zero when caught up. `None` before the first commit of this
+    /// lifetime, where the source keeps no times, and while the head is not known.
+    pub lag_time: Option<Duration>,
+    /// How many positions the watermark is behind the head: as many events or fewer, since positions may be missing and
+    /// types filtered. `None` while head or watermark is not known.
+    pub lag_events: Option<u64>,
+    /// The source's head; `None` where the source is empty, does not answer or cannot know it.
     pub head: Option<Position>,
-    /// The watermark.
+    /// The watermark; `None` is the beginning, or not known, as on a standby.
     pub watermark: Option<Position>,
+    /// Where the projection stands in its life.
+    pub state: State,
+    /// Since when it does not get on, failed handlers that are called again included; `None` while it does.
+    pub degraded_since: Option<DateTime<Utc>>,
 }
 
 /// Another node holds the projection; this one waits.
@@ -199,6 +277,10 @@ pub struct Standby<'a> {
 pub struct Subscribed {
     /// Everything above it is to come; `None` is the beginning.
     pub after: Option<Position>,
+    /// Times this node has tried to take over and subscribe until it came to this, this one included.
+    pub attempts: u32,
+    /// How long that took, from the first time on.
+    pub waited: Duration,
 }
 
 /// A source met positions that are not there and cannot pass them yet.
@@ -208,7 +290,11 @@ pub struct GapDetected<'a> {
     pub position: Position,
     /// The highest position that is visible.
     pub highest_visible: Position,
-    /// Who may still fill the gap, for people; empty where that is not known.
+    /// For how long it has been held.
+    pub age: Duration,
+    /// What shows that something may still come.
+    pub evidence: &'a str,
+    /// The sessions that may still fill the gap, for people; empty where they have just ended.
     pub blocker: &'a str,
 }
 
@@ -219,6 +305,8 @@ pub struct GapPassed<'a> {
     pub from: Position,
     /// The last missing position.
     pub to: Position,
+    /// The highest position that is visible.
+    pub highest_visible: Position,
     /// For how long it was held.
     pub age: Duration,
     /// What proved that nothing can come any more.
@@ -239,7 +327,7 @@ macro_rules! hooks {
         /// Gets told what a projection does. Every hook does nothing unless overridden.
         ///
         /// Hooks run on the engine's tasks: one that blocks holds up handlers, commits and leases of all projections. A hook
-        /// that panics is told to `tracing` and changes nothing else.
+        /// that panics is told to `tracing` and changes nothing else, and it is called again at the next event.
         #[allow(unused_variables)]
         pub trait Observer: Send + Sync + 'static {
             /// Whether it wants [`Observer::event_start`] and [`Observer::event_stop`], which cost two looks at a clock for
@@ -274,17 +362,17 @@ macro_rules! hooks {
 
 hooks! {
     /// An attempt at an event begins.
-    event_start(e: EventStart<'_>) => "event start", trace, { position = e.meta.position.get(), attempt = e.meta.attempt };
+    event_start(e: EventStart<'_>) => "event start", trace, { position = e.meta.position.get(), stream_id = %e.meta.stream_id, event_type = %e.meta.event_type, attempt = e.meta.attempt };
     /// An attempt at an event succeeded.
-    event_stop(e: EventStop<'_>) => "event stop", trace, { position = e.meta.position.get(), attempt = e.meta.attempt, duration = ?e.duration };
+    event_stop(e: EventStop<'_>) => "event stop", trace, { position = e.meta.position.get(), stream_id = %e.meta.stream_id, event_type = %e.meta.event_type, attempt = e.meta.attempt, duration = ?e.duration };
     /// An attempt at an event failed.
-    event_exception(e: EventException<'_>) => "event exception", warn, { position = e.meta.position.get(), stream_id = %e.meta.stream_id, event_type = %e.meta.event_type, attempt = e.meta.attempt, kind = %e.failure.kind, message = %e.failure.message };
+    event_exception(e: EventException<'_>) => "event exception", warn, { position = e.meta.position.get(), stream_id = %e.meta.stream_id, event_type = %e.meta.event_type, attempt = e.meta.attempt, duration = e.duration.map(field::debug), kind = %e.failure.kind, error_message = %e.failure.message, backtrace = given(&e.failure.detail) };
     /// An event was skipped.
     event_skipped(e: EventSkipped<'_>) => "event skipped", trace, { position = e.position.get(), stream_id = e.stream_id, reason = e.reason.as_str() };
     /// A batch is durable.
-    batch_stop(e: BatchStop) => "batch stop", debug, { events = e.events, operations = e.operations, statements = e.statements, duration = ?e.duration, watermark = e.watermark.get() };
+    batch_stop(e: BatchStop) => "batch stop", debug, { events = e.events, applied = e.applied, skipped = e.skipped, dead_lettered = e.dead_lettered, operations = e.operations, statements = e.statements, duration = ?e.duration, watermark = e.watermark.get() };
     /// A batch was not committed.
-    batch_failed(e: BatchFailed<'_>) => "batch failed", warn, { class = ?e.class, code = e.code, message = e.message, next = ?e.next };
+    batch_failed(e: BatchFailed<'_>) => "batch failed", warn, { events = e.events, class = e.class.map(field::display), code = e.code, error_message = e.message, next = e.next.as_str(), retry_in = e.next.retry_in().map(field::debug) };
     /// A dead letter is durable.
     dead_lettered(e: DeadLettered<'_>) => "dead letter", warn, { position = e.meta.position.get(), stream_id = %e.meta.stream_id, event_type = %e.meta.event_type, error_kind = %e.failure.kind };
     /// The first pipeline of this lifetime is up.
@@ -294,27 +382,32 @@ hooks! {
     /// The projection resumed.
     resumed(_e: Resumed) => "resumed", info, { state = "running" };
     /// The projection stopped.
-    stopped(_e: Stopped) => "stopped", info, { state = "stopped" };
+    stopped(e: Stopped<'_>) => "stopped", info, { reason = e.reason.as_str(), left_behind = e.left_behind, halt_reason = e.halt_reason.map(field::display), class = e.halt_reason.and_then(|halt| halt.class).map(field::display), code = e.halt_reason.and_then(|halt| halt.code.as_deref()) };
     /// The projection halted.
-    halted(e: Halted<'_>) => "halted", error, { reason = %e.reason, class = ?e.reason.class, code = e.reason.code };
+    halted(e: Halted<'_>) => "halted", error, { reason = %e.reason, class = e.reason.class.map(field::display), code = e.reason.code.as_deref() };
     /// The projection does not get on.
     degraded(e: Degraded<'_>) => "degraded", warn, { since = ?e.since, failures = e.failures, last_error = e.last_error };
     /// The projection gets on again.
-    recovered(e: Recovered) => "recovered", info, { since = ?e.since, failures = e.failures };
+    recovered(e: Recovered<'_>) => "recovered", info, { since = ?e.since, failures = e.failures, last_error = e.last_error };
     /// A take-over has read the checkpoint.
     checkpoint_loaded(e: CheckpointLoaded) => "checkpoint loaded", info, { watermark = e.watermark.map(Position::get), epoch = e.epoch, stored = e.stored };
     /// The lag was measured.
-    lag(e: Lag) => "lag", debug, { head = e.head.map(Position::get), watermark = e.watermark.map(Position::get) };
+    lag(e: Lag) => "lag", debug, { lag_time = e.lag_time.map(field::debug), lag_events = e.lag_events, head = e.head.map(Position::get), watermark = e.watermark.map(Position::get), state = e.state.as_str(), degraded_since = e.degraded_since.map(field::display) };
     /// Another node holds the projection.
     standby(e: Standby<'_>) => "standby", info, { holder = e.holder, attempt = e.attempt, retry_in = ?e.retry_in };
     /// The source delivers.
-    subscribed(e: Subscribed) => "subscribed", info, { after = e.after.map(Position::get) };
+    subscribed(e: Subscribed) => "subscribed", info, { after = e.after.map(Position::get), attempts = e.attempts, waited = ?e.waited };
     /// A source holds before positions that are not there.
-    gap_detected(e: GapDetected<'_>) => "gap detected", warn, { position = e.position.get(), highest_visible = e.highest_visible.get(), blocker = e.blocker };
+    gap_detected(e: GapDetected<'_>) => "gap detected", warn, { position = e.position.get(), highest_visible = e.highest_visible.get(), age = ?e.age, evidence = e.evidence, blocker = e.blocker };
     /// A source passed positions that will never be there.
-    gap_passed(e: GapPassed<'_>) => "gap passed", info, { from = e.from.get(), to = e.to.get(), age = ?e.age, evidence = e.evidence };
+    gap_passed(e: GapPassed<'_>) => "gap passed", info, { from = e.from.get(), to = e.to.get(), highest_visible = e.highest_visible.get(), age = ?e.age, evidence = e.evidence };
     /// This node lost the projection to another.
     ownership_lost(e: OwnershipLost<'_>) => "ownership lost", warn, { epoch = e.epoch, by = e.by };
+}
+
+/// A text, where there is one.
+fn given(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 /// The way to `tracing` and to the observers, for one projection. Cheap to clone.

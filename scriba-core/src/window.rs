@@ -132,6 +132,15 @@ impl<E, O> Window<E, O> {
         }
     }
 
+    /// The event of a number, while it waits.
+    pub(crate) fn waiting(&self, number: u64) -> Option<&E> {
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        match &self.slots.get(index)?.content {
+            Content::Waiting(event) => Some(event),
+            Content::Running | Content::Done { .. } => None,
+        }
+    }
+
     /// Notes what became of an event, and the bytes that takes up beside the event; `write` when it leaves something in the
     /// target.
     pub(crate) fn complete(&mut self, number: u64, outcome: O, bytes: usize, write: bool) {
@@ -248,6 +257,15 @@ impl<E, O> Window<E, O> {
             }
         }
         prefix
+    }
+
+    /// Takes the leading part, with a watermark at the last progress there is, whatever stands before that.
+    pub(crate) fn take_with_progress(&mut self, most: Load) -> Option<Prefix<O>> {
+        let is_progress = |slot: &&Slot<E, O>| matches!(slot.content, Content::Done { outcome: None, .. });
+        let progress = self.slots.iter().rev().find(is_progress).map(|slot| slot.position);
+        let mut prefix = self.take(most)?;
+        prefix.watermark = progress.map_or(prefix.watermark, |progress| prefix.watermark.max(progress));
+        Some(prefix)
     }
 
     /// True when anything in it is done and not taken.

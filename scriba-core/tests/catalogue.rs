@@ -33,7 +33,8 @@ fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)
 fn documented() -> Vec<Hook> {
     let text = read("../docs/telemetry.md");
     let names = |cell: &str| cell.split('`').skip(1).step_by(2).map(ToOwned::to_owned).collect::<Vec<_>>();
-    let rows = text.lines().filter(|line| line.starts_with("| `"));
+    // Instruments of metrics stand in a table of their own, which `tests/metrics.rs` holds.
+    let rows = text.lines().filter(|line| line.starts_with("| `") && !line.starts_with("| `scriba."));
     rows.map(|row| {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
         let [name, message, level, when, fields, traced] = cells[..] else { panic!("not six cells: {row}") };

@@ -17,11 +17,12 @@ const FLOORS: [(&str, &[&str]); 4] = [
             "lifecycle",
             "retry",
             "checkpoint",
+            "circuit",
             "switches",
         ],
     ),
     ("rules", &["window", "partition"]),
-    ("ports", &["source", "target", "telemetry"]),
+    ("ports", &["source", "target", "telemetry", "metrics"]),
     ("engine", &["engine"]),
 ];
 

@@ -345,7 +345,9 @@ impl PgSubscription {
         let highest = self.frontier.highest().unwrap_or(missing);
         let blocker = blocker::describe(&mut self.connection, &self.catalog, &self.frontier, missing).await?;
         if let (Ok(position), Ok(highest_visible)) = (Position::from_i64(missing), Position::from_i64(highest)) {
-            self.telemetry.gap_detected(&GapDetected { position, highest_visible, blocker: &blocker });
+            let age = held.since.elapsed();
+            let gap = GapDetected { position, highest_visible, age, evidence: "sequence_lock", blocker: &blocker };
+            self.telemetry.gap_detected(&gap);
         }
         self.held = Some(Hold { reported: true, ..held });
         Ok(())
@@ -358,11 +360,12 @@ impl PgSubscription {
             // What the increment leaps over was never a number of the sequence.
             let leap = at.is_some() && position - first < self.catalog.sequence.step;
             let ends = (Position::from_i64(first), Position::from_i64(position.saturating_sub(1)));
-            if let (Ok(from), Ok(to)) = ends
+            let highest = Position::from_i64(self.frontier.highest().unwrap_or(*position));
+            if let ((Ok(from), Ok(to)), Ok(highest_visible)) = (ends, highest)
                 && from <= to
                 && !leap
             {
-                self.telemetry.gap_passed(&GapPassed { from, to, age, evidence: "no_holder" });
+                self.telemetry.gap_passed(&GapPassed { from, to, highest_visible, age, evidence: "no_holder" });
             }
         }
     }

@@ -1,41 +1,57 @@
 //! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last. Where the writes
 //! are a single statement, all of it is one, in which the move of the checkpoint gates the write.
+//!
+//! A batch that fails for the data of one of its events is written again by [`crate::isolate`].
 
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use scriba_core::checkpoint::Advance;
-use scriba_core::dead_letter::NewDeadLetter;
-use scriba_core::target::{Batch, CommitError, Committed, Committer, Shortfall, TargetError, Write};
-use scriba_core::{FailureClass, Position, ProjectionId};
-use sqlx::postgres::PgArguments;
-use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
+use scriba_core::dead_letter::{NewDeadLetter, kind};
+use scriba_core::target::{
+    Account, Batch, CommitError, Committed, Committer, Entry, Refused, Shortfall, TargetError, Write,
+};
+use scriba_core::{FailureClass, Position, ProjectionId, sqlstate};
+use sqlx::postgres::{PgArguments, PgDatabaseError};
+use sqlx::{AssertSqlSafe, Connection, Executor as _, PgConnection, Postgres, Transaction, raw_sql};
 use tokio::time::timeout;
 
+use crate::answer::in_time;
+use crate::blocker::Lookout;
+use crate::constraints::Constraints;
+use crate::custom::{self, Limits, Misstep, RESET, SETTINGS, Session, Standing};
 use crate::facts::{FactsCache, FactsError};
 use crate::fuse::plan;
+use crate::isolate::{Guilty, Suspect};
 use crate::names::Names;
 use crate::op::PgOp;
 use crate::sqlstate::{
     CHECKPOINT_MOVED, postgres_error, refused_by_server, structural_unless_transient, target_error, to_i64,
 };
-use crate::statement::{Statement, StatementError, table_of};
+use crate::statement::{Row, Statement, StatementError, table_of};
+use crate::switch::Switch;
+use crate::target::PgTarget;
 use crate::{checkpoint, dead_letter};
-
-/// What an answer may take beyond the server's own limit.
-const ANSWER_GRACE: Duration = Duration::from_secs(3);
 
 /// How long the goodbye to a server is tried after a failure.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// That it may write is the session's default, and is said only where that may have been changed: a server in recovery refuses to
+/// hear it with a code that says nothing.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+
 /// Constraints are checked statement by statement, so that what commits does not depend on where a batch ends.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET CONSTRAINTS ALL IMMEDIATE";
+const IMMEDIATE: &str = "SET CONSTRAINTS ALL IMMEDIATE; ";
 
 /// Statements of the user get all joins there are; the committer's own get along with fewer.
-const PLAN_FREELY: &str = "SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on";
+const PLAN_FREELY: &str = "SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on; ";
 
-/// Set in transactions that run statements of the user, gone with the transaction: what shows that they left it open.
-const TOKEN_SETTING: &str = "scriba.batch";
+/// What a closure sends after it has left the transaction writes nothing.
+const READ_ONLY_OUTSIDE: &str = "SET default_transaction_read_only = on";
+
+/// Names the state that the checkpoint was moved to, without which a transaction with code of the user does not commit.
+const ALLOW_COMMIT: &str = "SELECT set_config('scriba.commit', $1, true)";
 
 /// The committer of one epoch.
 pub(crate) struct PgCommitter {
@@ -44,34 +60,65 @@ pub(crate) struct PgCommitter {
     /// Taken out while a batch is under way: whatever ends that early, a dropped future included, closes it, because
     /// nobody knows what state it is in.
     pub(crate) conn: Option<PgConnection>,
+    /// The server's side of it.
+    pub(crate) backend: Backend,
     /// The server's limit for a statement.
     pub(crate) bound: Duration,
     pub(crate) names: Names,
     pub(crate) facts: FactsCache,
-    /// Statements of the user ran: settings that they left behind are undone before the next batch.
+    /// Asked for once events are written one by one.
+    pub(crate) constraints: Option<Constraints>,
+    /// Code of the user ran: settings that it left behind are undone before the next batch.
     pub(crate) reset: bool,
-    #[cfg(feature = "test-switches")]
-    pub(crate) switch: Option<crate::Switch>,
+    /// How long a closure may take.
+    pub(crate) closure_limit: Duration,
+    /// Where a connection comes from when a closure has spoilt the one there was.
+    pub(crate) target: PgTarget,
 }
 
 #[async_trait]
 impl Committer<PgOp> for PgCommitter {
     async fn commit(&mut self, batch: &Batch<PgOp>) -> Result<Committed, CommitError> {
         let mut conn = self.connection().map_err(CommitError::Failed)?;
-        match self.write(&mut conn, batch).await {
+        let (mut guilty, mut isolated) = (Guilty::default(), None);
+        let lookout = |committer: &Self| {
+            let (target, pid) = (committer.target.clone(), committer.backend.pid);
+            Lookout { target, pid, every: committer.bound / 4 }
+        };
+        let (mut written, mut blocker) = lookout(self).over(self.write(&mut conn, batch)).await;
+        while let Err(Stopped::Suspect(suspect)) = written {
+            let (error, lost) = guilty.note(suspect);
+            isolated.get_or_insert(error);
+            if lost {
+                close(conn).await;
+                let connected = self.target.committing_connection(&self.id, self.bound).await;
+                let backend;
+                (conn, backend) = connected.map_err(CommitError::Failed)?;
+                let lost = std::mem::replace(&mut self.backend, backend);
+                self.reset = false;
+                let ended = in_time(self.bound, lost.end(&mut conn)).await;
+                ended.map_err(|error| {
+                    CommitError::Failed(target_error(&error, "ending a session that `custom` spoilt"))
+                })?;
+            }
+            (written, blocker) = lookout(self).over(self.isolate(&mut conn, batch, &guilty)).await;
+        }
+        let error = match written {
             Ok(committed) => {
                 self.conn = Some(conn);
-                Ok(committed)
+                return Ok(Committed { isolated, ..committed });
             }
-            Err(stopped) => {
-                let error = match stopped {
-                    Stopped::Fenced => self.fenced(&mut conn, &batch.advance).await,
-                    Stopped::Error(error) => error,
-                };
-                close(conn).await;
-                Err(error)
-            }
+            Err(Stopped::Fenced) => self.fenced(&mut conn, &batch.advance).await,
+            Err(Stopped::Error(error)) => held_up(error, blocker),
+            Err(Stopped::Suspect(suspect)) => CommitError::Failed(suspect.into_error()),
+        };
+        if matches!(error, CommitError::HaltBefore(_)) {
+            // The rollback goes out with the next begin.
+            self.conn = Some(conn);
+        } else {
+            close(conn).await;
         }
+        Err(error)
     }
 
     async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError> {
@@ -90,45 +137,42 @@ impl Committer<PgOp> for PgCommitter {
     }
 }
 
-/// An answer, or an error of the connection where none comes: the server gives every statement up after `bound`, but a
-/// connection that was cut without a word never says so.
-async fn in_time<T, E: From<NoAnswer>>(bound: Duration, answer: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let limit = bound + ANSWER_GRACE;
-    timeout(limit, answer).await.unwrap_or_else(|_| Err(NoAnswer(limit).into()))
-}
-
-/// The server said nothing for so long.
-struct NoAnswer(Duration);
-
-impl From<NoAnswer> for sqlx::Error {
-    fn from(NoAnswer(limit): NoAnswer) -> Self {
-        Self::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("no answer within {limit:?}")))
-    }
-}
-
-impl From<NoAnswer> for StatementError {
-    fn from(no_answer: NoAnswer) -> Self {
-        Self::Database(no_answer.into())
-    }
-}
-
-impl From<NoAnswer> for TargetError {
-    fn from(NoAnswer(limit): NoAnswer) -> Self {
-        Self::new(FailureClass::TransientServer, format!("the server has not answered within {limit:?}"))
-    }
-}
-
 /// Why a transaction did not commit.
-enum Stopped {
+pub(crate) enum Stopped {
     /// The checkpoint did not move. The transaction is in its failed state, and sqlx does not know of it.
     Fenced,
+    /// The data of an event is to blame.
+    Suspect(Suspect),
     Error(CommitError),
 }
 
 impl From<TargetError> for Stopped {
     fn from(error: TargetError) -> Self {
-        Self::Error(CommitError::Failed(error))
+        if error.class == FailureClass::Integrity {
+            Self::Suspect(Suspect::Failed(error))
+        } else {
+            Self::Error(CommitError::Failed(error))
+        }
     }
+}
+
+impl From<Misstep> for Stopped {
+    fn from(misstep: Misstep) -> Self {
+        match misstep {
+            Misstep::Failed(error) => error.into(),
+            Misstep::Lost(error) => Self::Suspect(Suspect::Lost(error)),
+        }
+    }
+}
+
+/// A transaction whose checkpoint has moved.
+pub(crate) struct Begun<'c> {
+    pub(crate) tx: Transaction<'c, Postgres>,
+    /// What the checkpoint was moved by.
+    assumed: Account,
+    /// Set where code of the user may run in it.
+    pub(crate) session: Option<Session>,
+    pub(crate) statements: u64,
 }
 
 impl PgCommitter {
@@ -159,16 +203,125 @@ impl PgCommitter {
     }
 
     async fn write(&mut self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
-        let (ops, letters) = take_apart(batch);
-        refuse_unsafe(&ops)?;
-        let plan = in_time(self.bound, self.plan(conn, &ops)).await?;
-        if letters.is_empty()
-            && let Some((text, arguments)) = self.single(&plan, &batch.advance)?
-        {
-            let position = plan.first().and_then(Statement::single_position);
-            return self.autocommit(conn, text, arguments, position).await;
+        let assumed = assume(batch)?;
+        let ops = ops_of(&batch.entries);
+        if UserCode::of(&ops) == UserCode::Closures && !self.trusts() {
+            return self.isolate(conn, batch, &Guilty::default()).await;
         }
-        self.transaction(conn, batch, &ops, &letters, &plan).await
+        refuse_unsafe(&ops)?;
+        in_time(self.bound, self.load_facts(conn, &ops)).await?;
+        if self.target.breaks(Switch::FenceLast) {
+            return self.write_unfenced(conn, batch).await;
+        }
+        // Between dead letters nobody can tell which of the events changed something.
+        let plans: Vec<_> = parts(batch).map(|part| (part, plan(&ops_of(part), &self.facts))).collect();
+        // What the circuit counts depends on rows hit, which a single statement does not tell.
+        if batch.in_row.count == 0 && assumed.counts().dead_lettered == 0 {
+            let plan = plans.first().map_or(&[][..], |(_, plan)| plan);
+            if let Some((text, arguments)) = self.single(plan, &batch.advance, &assumed)? {
+                let position = plan.first().and_then(Statement::single_position);
+                return self.autocommit(conn, text, arguments, position, assumed).await;
+            }
+        }
+        let mut begun = self.begin(conn, &batch.advance, assumed, IMMEDIATE, UserCode::of(&ops)).await?;
+        let mut account = batch.account();
+        for (part, plan) in plans {
+            let changed = self.execute(&mut begun, &plan).await?;
+            note(&mut account, part, changed)?;
+        }
+        self.finish(begun, batch, account).await
+    }
+
+    /// Sends statements, and answers whether any of them changed something.
+    pub(crate) async fn execute(&self, begun: &mut Begun<'_>, plan: &[Statement<'_>]) -> Result<bool, Stopped> {
+        let mut changed = false;
+        for statement in plan {
+            begun.statements += 1;
+            if let (Some((position, closure)), Some(session)) = (statement.custom(), &begun.session) {
+                custom::run(closure, &mut begun.tx, self.limits(session), position).await?;
+                changed = true;
+            } else {
+                let executed = in_time(self.bound, statement.execute(&mut begun.tx)).await;
+                let rows = executed.map_err(|error| {
+                    let failure = statement_failed(statement, error);
+                    if begun.session.is_some() { of_user_code(failure) } else { failure }
+                })?;
+                changed |= statement.changed(rows);
+            }
+        }
+        Ok(changed)
+    }
+
+    pub(crate) fn limits<'s>(&self, session: &'s Session) -> Limits<'s> {
+        Limits { closure: self.closure_limit, answer: self.bound, session, trusted: self.trusts() }
+    }
+
+    /// Never but in tests.
+    fn trusts(&self) -> bool {
+        self.target.breaks(Switch::TrustClosures) || self.target.breaks(Switch::NoGuard)
+    }
+
+    /// Writes dead letters, brings the checkpoint in line with what was found, and commits.
+    pub(crate) async fn finish(
+        &mut self,
+        begun: Begun<'_>,
+        batch: &Batch<PgOp>,
+        account: Account,
+    ) -> Result<Committed, Stopped> {
+        let Begun { mut tx, assumed, session, mut statements } = begun;
+        let refused = account.refusals().iter();
+        let refused = refused.map(|Refused { meta, failure }| NewDeadLetter { event: meta.event(), failure });
+        let mut letters: Vec<_> = batch.entries.iter().filter_map(Entry::dead_letter).chain(refused).collect();
+        letters.sort_by_key(|letter| letter.event.position);
+        if !letters.is_empty() {
+            in_time(self.bound, dead_letter::insert(&mut tx, &self.names, &self.id, &letters)).await?;
+            statements += 1;
+        }
+        if (account.counts(), account.in_row()) != (assumed.counts(), assumed.in_row()) {
+            let correct = checkpoint::correct(&mut tx, &self.names, &self.id, &batch.advance, &assumed, &account);
+            in_time(self.bound, correct).await?;
+            statements += 1;
+        }
+        if let Some(session) = &session {
+            self.allow_commit(&mut tx, session, &batch.advance).await?;
+            statements += 2;
+        }
+        in_time(self.bound, tx.commit()).await.map_err(|error| self.not_committed(&error))?;
+        self.reset = session.is_some();
+        Ok(account.committed(statements + 1))
+    }
+
+    /// Makes sure that the transaction is the one that moved the checkpoint, because sqlx answers a COMMIT of any other, or of a
+    /// failed one, with Ok; and lets it pass the guard.
+    async fn allow_commit(
+        &self,
+        tx: &mut PgConnection,
+        session: &Session,
+        advance: &Advance,
+    ) -> Result<(), TargetError> {
+        if self.trusts() {
+            return Ok(());
+        }
+        let standing = match custom::depth(tx) {
+            1 => in_time(self.bound, custom::standing(tx, session)).await?,
+            _ => Standing::Gone,
+        };
+        let class = match standing {
+            Standing::Open => None,
+            // Written by itself, the event that changed them does not change what those behind it do.
+            Standing::Changed | Standing::ReadOnly => Some(FailureClass::Integrity),
+            Standing::Failed | Standing::Gone => Some(FailureClass::Structural),
+        };
+        if let Some(class) = class {
+            let message = "a `sql` statement ended the transaction of its batch, or changed its settings: take COMMIT, ROLLBACK, SET \
+                           and their like out of the functions it calls";
+            return Err(TargetError::new(class, message));
+        }
+        let allow = sqlx::query(ALLOW_COMMIT).bind(moved_to(advance)).execute(tx);
+        in_time(self.bound, allow)
+            .await
+            .map(drop)
+            .map_err(|error| target_error(&error, &format!("committing a batch of {}", self.id)))
     }
 
     /// The batch as one statement, where its writes are at most one on a table that is fused: those are checked as the
@@ -177,6 +330,7 @@ impl PgCommitter {
         &self,
         plan: &[Statement<'_>],
         advance: &Advance,
+        assumed: &Account,
     ) -> Result<Option<(AssertSqlSafe<String>, PgArguments)>, TargetError> {
         let gate = |first| self.names.substitute(&checkpoint::gate(first));
         let fused = |statement: &Statement<'_>| {
@@ -184,7 +338,7 @@ impl PgCommitter {
             facts.is_some_and(|facts| facts.one_by_one.is_none())
         };
         let gated = match plan {
-            _ if self.reset || !self.may_be_single() => None,
+            _ if self.reset || self.target.breaks(Switch::CommitNoSmallerThan) => None,
             [] => Some(Ok((format!("SELECT count(*) FROM (SELECT {}) AS moved", gate(1)), PgArguments::default()))),
             [statement] if fused(statement) => statement.gated(gate),
             _ => None,
@@ -192,7 +346,7 @@ impl PgCommitter {
         let Some(gated) = gated else { return Ok(None) };
         let (text, mut arguments) =
             gated.map_err(|error| target_error(&sqlx::Error::Encode(error), "writing the read model"))?;
-        checkpoint::bind_gate(&mut arguments, &self.id, advance)?;
+        checkpoint::bind_gate(&mut arguments, &self.id, advance, assumed.in_row())?;
         // Identifiers in it are quoted by the statement and by `substitute`; values travel as binds.
         Ok(Some((AssertSqlSafe(text), arguments)))
     }
@@ -204,10 +358,11 @@ impl PgCommitter {
         text: AssertSqlSafe<String>,
         arguments: PgArguments,
         position: Option<Position>,
+        assumed: Account,
     ) -> Result<Committed, Stopped> {
         let moved = in_time(self.bound, sqlx::query_scalar_with(text, arguments).fetch_one(conn)).await;
         match moved {
-            Ok(1_i64) => Ok(Committed { statements: 1 }),
+            Ok(1_i64) => Ok(assumed.committed(1)),
             Ok(moved) => {
                 let message = format!("the checkpoint of {} was moved {moved} times in one statement", self.id);
                 Err(TargetError::new(FailureClass::Structural, message).into())
@@ -222,42 +377,58 @@ impl PgCommitter {
         }
     }
 
-    async fn transaction(
+    /// The round trip that decides whether the rest may be sent: its answer is read before anything follows.
+    pub(crate) async fn begin<'c>(
         &mut self,
-        conn: &mut PgConnection,
-        batch: &Batch<PgOp>,
-        ops: &[(Position, &PgOp)],
-        letters: &[NewDeadLetter<'_>],
-        plan: &[Statement<'_>],
-    ) -> Result<Committed, Stopped> {
-        let user_code = ops.iter().any(|(_, op)| matches!(op, PgOp::Sql(_)));
-
-        // The round trip that decides whether the rest may be sent: its answer is read before anything follows.
-        let begin = self.begin(&batch.advance, user_code)?;
-        let begun = in_time(self.bound, conn.begin_with(self.names.sql(&begin))).await;
-        let mut tx = begun.map_err(|error| self.not_begun(&error))?;
-        self.reset = user_code;
-        let mut statements = 2;
-        for statement in plan {
-            let executed = in_time(self.bound, statement.execute(&mut tx)).await;
-            executed.map_err(|error| statement_failed(statement, error))?;
-            statements += 1;
+        conn: &'c mut PgConnection,
+        advance: &Advance,
+        assumed: Account,
+        constraints: &str,
+        user_code: UserCode,
+    ) -> Result<Begun<'c>, Stopped> {
+        let call = checkpoint::advance_call(&self.id, advance, assumed.in_row(), &self.expected(advance))?;
+        let (mut reset, mut writes) = if self.reset { (RESET, " READ WRITE") } else { ("", "") };
+        if user_code == UserCode::Closures {
+            let prepared = conn.execute(raw_sql(AssertSqlSafe(format!("{RESET}{READ_ONLY_OUTSIDE}"))));
+            in_time(self.bound, prepared).await.map_err(|error| self.not_begun(&error))?;
+            (reset, writes) = ("", " READ WRITE");
         }
-        if !letters.is_empty() {
-            in_time(self.bound, dead_letter::insert(&mut tx, &self.names, &self.id, letters)).await?;
-            statements += 1;
-        }
-        if user_code {
-            in_time(self.bound, still_in(&mut tx, &token(&batch.advance))).await?;
-            statements += 1;
-        }
-        in_time(self.bound, tx.commit()).await.map_err(|error| self.not_committed(&error))?;
-        Ok(Committed { statements })
+        let session = (user_code != UserCode::None).then(|| {
+            let token = format!("{}.{}", advance.epoch, advance.expected_commit_no);
+            let mut settings = PLAN_FREELY.to_owned();
+            if user_code == UserCode::Closures {
+                // A lock that is not to be had is no fault of the closure that waits for it, whose time ends later.
+                let lock_timeout = (self.closure_limit / 2).as_millis().max(1);
+                settings += &format!("SET LOCAL lock_timeout = {lock_timeout}; ");
+            }
+            Session { token, before: self.backend.settings.clone(), settings }
+        });
+        let guard = session.as_ref().map_or_else(String::new, |session| {
+            let guard = self.names.constraint("scriba_commit_guard");
+            let unguarded = self.target.breaks(Switch::NoGuard) || self.target.breaks(Switch::CommitNoSmallerThan);
+            let mark = if unguarded { String::new() } else { session.mark() };
+            format!("SET CONSTRAINTS {guard} DEFERRED; {mark}")
+        });
+        let settings =
+            session.as_ref().map_or_else(String::new, |session| format!("; {}{}", session.mark(), session.settings));
+        let begin = format!("{reset}{BEGIN}{writes}; {constraints}{guard}{}{settings}", self.names.substitute(&call));
+        // Identifiers in it are quoted, and so are the literals of the call.
+        let begun = in_time(self.bound, conn.begin_with(AssertSqlSafe(begin))).await;
+        let tx = begun.map_err(|error| self.not_begun(&error))?;
+        // Until a commit: a rollback undoes the reset too.
+        self.reset |= user_code != UserCode::None;
+        Ok(Begun { tx, assumed, session, statements: 1 })
     }
 
     fn not_begun(&self, error: &sqlx::Error) -> Stopped {
-        if postgres_error(error).is_some_and(|error| error.code() == CHECKPOINT_MOVED) {
-            return Stopped::Fenced;
+        match postgres_error(error).map(PgDatabaseError::code) {
+            Some(CHECKPOINT_MOVED) => return Stopped::Fenced,
+            // READ WRITE, said to a server in recovery.
+            Some(sqlstate::FEATURE_NOT_SUPPORTED) => {
+                let failure = target_error(error, &format!("beginning a batch of {}", self.id));
+                return TargetError { class: FailureClass::TransientServer, ..failure }.into();
+            }
+            _ => {}
         }
         structural_unless_transient(target_error(error, &format!("moving the checkpoint of {}", self.id))).into()
     }
@@ -265,54 +436,21 @@ impl PgCommitter {
     /// An error of the server's says that the transaction is rolled back; without one COMMIT may have arrived.
     fn not_committed(&self, error: &sqlx::Error) -> Stopped {
         let failure = target_error(error, &format!("committing a batch of {}", self.id));
-        Stopped::Error(if refused_by_server(error) {
-            CommitError::Failed(failure)
-        } else {
-            CommitError::Ambiguous(failure)
+        if refused_by_server(error) { failure.into() } else { Stopped::Error(CommitError::Ambiguous(failure)) }
+    }
+
+    /// Facts are read before the transaction begins.
+    pub(crate) async fn load_facts(&mut self, conn: &mut PgConnection, ops: &[Row<'_>]) -> Result<(), TargetError> {
+        let tables = ops.iter().filter_map(|(_, op)| table_of(op));
+        self.facts.load(conn, tables).await.map_err(|error| match error {
+            FactsError::Database(error) => structural_unless_transient(target_error(&error, "reading the catalogue")),
+            FactsError::Mismatch(message) => TargetError::new(FailureClass::Structural, message),
         })
     }
 
-    /// The statements of a batch. Facts are read before the transaction begins.
-    async fn plan<'a>(
-        &mut self,
-        conn: &mut PgConnection,
-        ops: &[(Position, &'a PgOp)],
-    ) -> Result<Vec<Statement<'a>>, TargetError> {
-        let tables = ops.iter().filter_map(|(_, op)| table_of(op));
-        self.facts.load(conn, tables).await.map_err(|error| match error {
-            FactsError::Database(error) => target_error(&error, "reading the catalogue"),
-            FactsError::Mismatch(message) => TargetError::new(FailureClass::Structural, message),
-        })?;
-        Ok(plan(ops, &self.facts))
-    }
-
-    fn begin(&self, advance: &Advance, user_code: bool) -> Result<String, TargetError> {
-        let reset = if self.reset { "RESET ALL; " } else { "" };
-        let call = checkpoint::advance_call(&self.id, advance, &self.expected(advance))?;
-        let token = if user_code {
-            format!("; {PLAN_FREELY}; SELECT set_config('{TOKEN_SETTING}', '{}', true)", token(advance))
-        } else {
-            String::new()
-        };
-        Ok(format!("{reset}{BEGIN}; {call}{token}"))
-    }
-
-    #[cfg(feature = "test-switches")]
-    fn may_be_single(&self) -> bool {
-        self.switch != Some(crate::Switch::CommitNoSmallerThan)
-    }
-
-    #[cfg(not(feature = "test-switches"))]
-    #[expect(clippy::unused_self, reason = "the switch is a field")]
-    fn may_be_single(&self) -> bool {
-        true
-    }
-
     /// The SQL of the commit number that the row must have.
-    #[cfg_attr(not(feature = "test-switches"), expect(clippy::unused_self, reason = "the switch is a field"))]
     fn expected(&self, advance: &Advance) -> String {
-        #[cfg(feature = "test-switches")]
-        if self.switch == Some(crate::Switch::CommitNoSmallerThan) {
+        if self.target.breaks(Switch::CommitNoSmallerThan) {
             return format!(
                 "(SELECT commit_no FROM scriba_checkpoints WHERE name = {} AND version = {} \
                  AND (watermark IS NULL OR watermark < {}) FOR UPDATE)",
@@ -322,6 +460,21 @@ impl PgCommitter {
             );
         }
         advance.expected_commit_no.to_string()
+    }
+
+    /// A commit as it must not be.
+    async fn write_unfenced(&self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
+        let failed = |error: sqlx::Error| Stopped::from(target_error(&error, "writing without a fence"));
+        let mut tx = conn.begin().await.map_err(failed)?;
+        for statement in plan(&ops_of(&batch.entries), &self.facts) {
+            statement.execute(&mut tx).await.map_err(|error| statement_failed(&statement, error))?;
+        }
+        let Advance { epoch, expected_commit_no, watermark, .. } = batch.advance;
+        let fence = "UPDATE scriba_checkpoints SET commit_no = commit_no + 1, watermark = $3 WHERE epoch = $1 AND commit_no = $2";
+        let fence = sqlx::query(self.names.sql(fence)).bind(epoch).bind(expected_commit_no).bind(to_i64(watermark)?);
+        fence.execute(&mut *tx).await.map_err(failed)?;
+        tx.commit().await.map_err(failed)?;
+        Ok(assume(batch)?.committed(0))
     }
 
     /// What a commit that moved no row met.
@@ -339,21 +492,75 @@ impl PgCommitter {
     }
 }
 
-/// Operations and dead letters of a batch, each in the order of positions.
-fn take_apart(batch: &Batch<PgOp>) -> (Vec<(Position, &PgOp)>, Vec<NewDeadLetter<'_>>) {
-    let mut ops = Vec::with_capacity(batch.entries.len());
-    let mut letters = Vec::new();
-    for entry in &batch.entries {
+/// Names who was in the way, where that is what the failure is about.
+fn held_up(error: CommitError, blocker: Option<String>) -> CommitError {
+    match (error, blocker) {
+        (CommitError::Failed(mut error), Some(blocker)) if error.class == FailureClass::TransientStatement => {
+            error.message = format!("{}; held up by {blocker}", error.message);
+            CommitError::Failed(error)
+        }
+        (error, _) => error,
+    }
+}
+
+/// The account of a batch whose events all change something. Where even that trips the circuit, the batch has to end before.
+pub(crate) fn assume(batch: &Batch<PgOp>) -> Result<Account, Stopped> {
+    let mut account = batch.account();
+    note(&mut account, &batch.entries, true)?;
+    Ok(account)
+}
+
+/// Enters events that were not refused into an account.
+pub(crate) fn note(account: &mut Account, entries: &[Entry<PgOp>], changed: bool) -> Result<(), Stopped> {
+    for Entry { meta, write } in entries {
+        match write {
+            Write::Skip => account.skipped(),
+            Write::Apply(_) => account.applied(changed),
+            Write::DeadLetter(failure) => {
+                account.dead_lettered(meta, failure).map_err(|halt| Stopped::Error(CommitError::HaltBefore(halt)))?
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The events of a batch, cut behind each dead letter: what comes after one counts from it.
+pub(crate) fn parts(batch: &Batch<PgOp>) -> impl Iterator<Item = &[Entry<PgOp>]> {
+    batch.entries.split_inclusive(|entry| matches!(entry.write, Write::DeadLetter(_)))
+}
+
+/// The operations of some events, in the order of positions.
+pub(crate) fn ops_of(entries: &[Entry<PgOp>]) -> Vec<Row<'_>> {
+    let mut ops = Vec::with_capacity(entries.len());
+    for entry in entries {
         if let Write::Apply(outcome) = &entry.write {
             ops.extend(outcome.ops().iter().map(|op| (entry.meta.position, op)));
         }
-        letters.extend(entry.dead_letter());
     }
-    (ops, letters)
+    ops
+}
+
+/// Code of the user that runs in a transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum UserCode {
+    None,
+    Statements,
+    Closures,
+}
+
+impl UserCode {
+    pub(crate) fn of(ops: &[Row<'_>]) -> Self {
+        let code = ops.iter().map(|(_, op)| match op {
+            PgOp::Insert(_) | PgOp::Update(_) | PgOp::Delete(_) => Self::None,
+            PgOp::Sql(_) => Self::Statements,
+            PgOp::Custom(_) => Self::Closures,
+        });
+        code.max().unwrap_or(Self::None)
+    }
 }
 
 /// Refuses statements that would end or leave the transaction.
-fn refuse_unsafe(ops: &[(Position, &PgOp)]) -> Result<(), TargetError> {
+pub(crate) fn refuse_unsafe(ops: &[Row<'_>]) -> Result<(), TargetError> {
     for (position, op) in ops {
         if let PgOp::Sql(sql) = op {
             sql.check().map_err(|error| TargetError {
@@ -369,32 +576,51 @@ fn refuse_unsafe(ops: &[(Position, &PgOp)]) -> Result<(), TargetError> {
 fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetError {
     let mut failure = match error {
         StatementError::Database(error) => target_error(&error, "writing the read model"),
-        StatementError::NoRow(error) => TargetError::new(FailureClass::Integrity, error),
+        StatementError::NoRow(error) => {
+            TargetError { kind: Some(kind::NO_ROW.to_owned()), ..TargetError::new(FailureClass::Integrity, error) }
+        }
     };
     failure.position = statement.single_position();
     failure
 }
 
-fn token(advance: &Advance) -> String {
-    format!("{}.{}", advance.epoch, advance.expected_commit_no)
+/// A transaction that has moved the checkpoint may write, unless code of the user has changed that.
+fn of_user_code(failure: TargetError) -> TargetError {
+    match failure.code.as_deref() {
+        Some(sqlstate::READ_ONLY_SQL_TRANSACTION) => {
+            TargetError { class: FailureClass::Integrity, position: None, ..failure }
+        }
+        _ => failure,
+    }
 }
 
-/// Makes sure that the transaction is the one that moved the checkpoint: sqlx answers a COMMIT of any other, or of a
-/// failed one, with Ok.
-async fn still_in(conn: &mut PgConnection, token: &str) -> Result<(), TargetError> {
-    const WHAT: &str = "looking whether `sql` statements left the transaction open";
-    let found: Option<String> = sqlx::query_scalar("SELECT current_setting($1, true)")
-        .bind(TOKEN_SETTING)
-        .fetch_one(conn)
-        .await
-        .map_err(|error| target_error(&error, WHAT))?;
-    if found.as_deref() == Some(token) {
-        return Ok(());
+/// The state that a commit moves the checkpoint to, as the guard spells it.
+pub(crate) fn moved_to(advance: &Advance) -> String {
+    format!("{}.{}", advance.epoch, advance.expected_commit_no + 1)
+}
+
+/// A session as the server knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Backend {
+    pub(crate) pid: i32,
+    started: DateTime<Utc>,
+    /// What RESET goes back to of [`SETTINGS`].
+    settings: String,
+}
+
+impl Backend {
+    pub(crate) async fn of(conn: &mut PgConnection) -> sqlx::Result<Self> {
+        let look = format!("SELECT pid, backend_start, {SETTINGS} FROM pg_stat_activity WHERE pid = pg_backend_pid()");
+        // Made of this crate's own words.
+        let (pid, started, settings) = sqlx::query_as(AssertSqlSafe(look)).fetch_one(conn).await?;
+        Ok(Self { pid, started, settings })
     }
-    Err(TargetError::new(
-        FailureClass::Structural,
-        "a `sql` statement ended the transaction of its batch: take COMMIT, ROLLBACK and their like out of it",
-    ))
+
+    /// Ends it from another session: in the middle of a statement it does not hear a goodbye, and keeps its locks.
+    async fn end(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
+        let end = "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2";
+        sqlx::query(end).bind(self.pid).bind(self.started).execute(conn).await.map(drop)
+    }
 }
 
 /// Says goodbye, so that the server gives up locks at once; a connection that cannot is dropped.

@@ -3,18 +3,21 @@
 use std::fmt::Write as _;
 
 use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent, Replay};
+use scriba_core::circuit::DeadLettersInRow;
 use scriba_core::source::SourceIdentity;
-use scriba_core::target::{LeaseAnswer, Shortfall, TakeOver, TakeOverError, TargetError};
+use scriba_core::target::{Account, Shortfall, TakeOver, TakeOverError, TargetError};
 use scriba_core::{EventId, FailureClass, Position, ProjectionId};
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments, Connection, PgConnection, Row};
 
 use crate::names::{Names, literal, storable};
-use crate::sqlstate::{out_of_range, target_error, to_i64};
+use crate::sqlstate::{out_of_range, structural_unless_transient, target_error, to_i64};
+use crate::switch::Switch;
+use crate::target::PgTarget;
 use crate::{lease, status};
 
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 const CREATE: &str = "\
     INSERT INTO scriba_checkpoints (name, version, watermark, event_types) VALUES ($1, $2, $3, $4) \
@@ -27,6 +30,12 @@ const CREATE_COLD: &str = "\
 const RAISE_EPOCH: &str = "\
     UPDATE scriba_checkpoints SET epoch = epoch + $3, updated_at = clock_timestamp() WHERE name = $1 AND version = $2";
 
+/// What a checkpoint that was reset begins with. Nothing else may be begun anew: a row that has moved is of events that are in the
+/// read model.
+const BEGIN_ANEW: &str = "\
+    UPDATE scriba_checkpoints SET watermark = $3, event_types = $4 \
+    WHERE name = $1 AND version = $2 AND commit_no = 0 AND watermark IS NULL";
+
 const READ_BACK: &str = "SELECT epoch, commit_no FROM scriba_checkpoints WHERE name = $1 AND version = $2";
 
 /// The checkpoint is locked against a take-over, so that what the next owner reads is what stays.
@@ -38,6 +47,11 @@ const STORE_REPLAY_POSITION: &str = "\
         WHERE name = $1 AND version = $2 AND replay_position IS NULL \
             AND EXISTS (SELECT FROM checkpoint WHERE epoch = $3)) \
     SELECT epoch FROM checkpoint";
+
+const CORRECT: &str = "\
+    UPDATE scriba_checkpoints \
+    SET applied = applied + $5, dead_lettered = dead_lettered + $6, dead_letters_in_row = $7, dead_letter_streams = $8 \
+    WHERE name = $1 AND version = $2 AND epoch = $3 AND commit_no = $4";
 
 const STORE_EVENT_TYPES: &str = "\
     UPDATE scriba_checkpoints SET event_types = $4, updated_at = clock_timestamp() \
@@ -54,19 +68,19 @@ pub(crate) struct Taken {
 /// that one waits for a commit in doubt, and only a later snapshot sees what became of it.
 pub(crate) async fn take_over(
     conn: &mut PgConnection,
-    names: &Names,
+    target: &PgTarget,
     request: &TakeOver<'_>,
-    raise_by: i64,
 ) -> Result<Taken, TakeOverError> {
-    let id = request.id;
+    let (id, names) = (request.id, target.names());
     let failed = |error: sqlx::Error| target_error(&error, &format!("taking projection {id} over"));
     let mut tx = conn.begin_with(BEGIN).await.map_err(failed)?;
     if let Some(owner) = request.owner
-        && let LeaseAnswer::HeldBy { holder, .. } =
-            lease::take(&mut tx, names, id, owner, request.lease).await.map_err(failed)?
+        && let Err(holder) = lease::renew(&mut tx, names, id, owner, request.lease).await.map_err(failed)?
     {
         return Err(TakeOverError::Held { holder });
     }
+    let too_early =
+        if target.breaks(Switch::ReadBeforeWaiting) { Some(select(&mut tx, names, id).await?) } else { None };
     let created = sqlx::query(names.sql(CREATE))
         .bind(&id.name)
         .bind(i64::from(id.version))
@@ -85,26 +99,47 @@ pub(crate) async fn take_over(
         .map_err(failed)?
         .rows_affected()
         > 0;
-    sqlx::query(names.sql(RAISE_EPOCH))
-        .bind(&id.name)
-        .bind(i64::from(id.version))
-        .bind(raise_by)
-        .execute(&mut *tx)
-        .await
-        .map_err(failed)?;
-    let row = sqlx::query(names.sql(status::SELECT))
-        .bind(&id.name)
-        .bind(i64::from(id.version))
-        .fetch_one(&mut *tx)
-        .await
-        .map_err(failed)?;
-    let (_, checkpoint, source) = read(&row)?;
+    raise_epoch(&mut tx, names, id, i64::from(!target.breaks(Switch::KeepEpoch))).await.map_err(failed)?;
     let created = created.rows_affected() > 0;
     if created && !first {
         return Err(deleted(id).into());
     }
+    let anew = first && !created && begin_anew(&mut tx, names, request).await?;
+    let (_, mut checkpoint, source) = read(&select(&mut tx, names, id).await?)?;
+    if let Some(row) = too_early {
+        checkpoint = Checkpoint { epoch: checkpoint.epoch, ..read(&row)?.1 };
+    }
     tx.commit().await.map_err(failed)?;
-    Ok(Taken { checkpoint, source, created })
+    Ok(Taken { checkpoint, source, created: created || anew })
+}
+
+/// Fences off every owner before, and waits for a commit of theirs that is in doubt.
+pub(crate) async fn raise_epoch(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &ProjectionId,
+    raise_by: i64,
+) -> sqlx::Result<()> {
+    let raise = sqlx::query(names.sql(RAISE_EPOCH)).bind(&id.name).bind(i64::from(id.version)).bind(raise_by);
+    raise.execute(conn).await.map(drop)
+}
+
+/// Gives a checkpoint that was reset what a new one is created with, and answers whether it was one.
+async fn begin_anew(conn: &mut PgConnection, names: &Names, request: &TakeOver<'_>) -> Result<bool, TargetError> {
+    let begun = sqlx::query(names.sql(BEGIN_ANEW))
+        .bind(&request.id.name)
+        .bind(i64::from(request.id.version))
+        .bind(request.initial.map(to_i64).transpose()?)
+        .bind(request.event_types)
+        .execute(conn)
+        .await
+        .map_err(|error| target_error(&error, &format!("beginning projection {} anew", request.id)))?;
+    Ok(begun.rows_affected() > 0)
+}
+
+async fn select(conn: &mut PgConnection, names: &Names, id: &ProjectionId) -> Result<PgRow, TargetError> {
+    let row = sqlx::query(names.sql(status::SELECT)).bind(&id.name).bind(i64::from(id.version)).fetch_one(conn).await;
+    row.map_err(|error| target_error(&error, &format!("taking projection {id} over")))
 }
 
 /// To begin anew would apply every event to a read model that holds them already.
@@ -135,6 +170,10 @@ pub(crate) fn read(row: &PgRow) -> Result<(ProjectionId, Checkpoint, SourceIdent
             applied: count(get(row, "applied")?)?,
             skipped: count(get(row, "skipped")?)?,
             dead_lettered: count(get(row, "dead_lettered")?)?,
+        },
+        in_row: DeadLettersInRow {
+            count: count(get(row, "dead_letters_in_row")?)?,
+            streams: get(row, "dead_letter_streams")?,
         },
         replay: replay(get(row, "replay_position")?)?,
         event_types: get(row, "event_types")?,
@@ -179,10 +218,13 @@ pub(crate) fn count(value: i64) -> Result<u64, TargetError> {
 
 /// The call that moves the checkpoint, as text: it shares a round trip with BEGIN, where binds cannot travel.
 /// `expected` is the SQL of the commit number expected.
-pub(crate) fn advance_call(id: &ProjectionId, advance: &Advance, expected: &str) -> Result<String, TargetError> {
-    let signed = |count: u64| {
-        i64::try_from(count).map_err(|_| TargetError::new(FailureClass::Structural, format!("{count} is no count")))
-    };
+pub(crate) fn advance_call(
+    id: &ProjectionId,
+    advance: &Advance,
+    in_row: &DeadLettersInRow,
+    expected: &str,
+) -> Result<String, TargetError> {
+    let streams: Vec<String> = in_row.streams.iter().map(i64::to_string).collect();
     let (last_position, last_event_id) = match &advance.last_event {
         Some(last) => (to_i64(last.position)?.to_string(), literal(last.id.as_str())),
         None => ("NULL".to_owned(), "NULL".to_owned()),
@@ -192,7 +234,7 @@ pub(crate) fn advance_call(id: &ProjectionId, advance: &Advance, expected: &str)
     let _ = write!(
         call,
         "SELECT scriba_advance({name}, {version}, {epoch}, {expected}, {watermark}, {last_position}, {last_event_id}, \
-         {applied}, {skipped}, {dead_lettered})",
+         {applied}, {skipped}, {dead_lettered}, {in_row}, '{{{streams}}}')",
         name = literal(&id.name),
         version = id.version,
         epoch = advance.epoch,
@@ -200,21 +242,32 @@ pub(crate) fn advance_call(id: &ProjectionId, advance: &Advance, expected: &str)
         applied = signed(advance.counts.applied)?,
         skipped = signed(advance.counts.skipped)?,
         dead_lettered = signed(advance.counts.dead_lettered)?,
+        in_row = signed(in_row.count)?,
+        streams = streams.join(","),
     );
     Ok(call)
 }
 
+fn signed(count: u64) -> Result<i64, TargetError> {
+    i64::try_from(count).map_err(|_| TargetError::new(FailureClass::Structural, format!("{count} is no count")))
+}
+
 /// The same call with binds from a number on, for a statement that does everything at once.
 pub(crate) fn gate(first: usize) -> String {
-    const TYPES: [&str; 10] = ["text", "int8", "int8", "int8", "int8", "int8", "text", "int8", "int8", "int8"];
+    const TYPES: [&str; 12] =
+        ["text", "int8", "int8", "int8", "int8", "int8", "text", "int8", "int8", "int8", "int8", "int8[]"];
     let binds: Vec<String> =
         TYPES.iter().enumerate().map(|(at, sql_type)| format!("${}::{sql_type}", first + at)).collect();
     format!("scriba_advance({})", binds.join(", "))
 }
 
 /// Binds what [`gate`] asks for.
-pub(crate) fn bind_gate(arguments: &mut PgArguments, id: &ProjectionId, advance: &Advance) -> Result<(), TargetError> {
-    let signed = |count: u64| i64::try_from(count).map_err(|error| encoding(error.into()));
+pub(crate) fn bind_gate(
+    arguments: &mut PgArguments,
+    id: &ProjectionId,
+    advance: &Advance,
+    in_row: &DeadLettersInRow,
+) -> Result<(), TargetError> {
     let last = advance.last_event.as_ref();
     let numbers = [advance.epoch, advance.expected_commit_no, to_i64(advance.watermark)?];
     arguments.add(id.name.as_str()).map_err(encoding)?;
@@ -224,10 +277,42 @@ pub(crate) fn bind_gate(arguments: &mut PgArguments, id: &ProjectionId, advance:
     }
     arguments.add(last.map(|last| to_i64(last.position)).transpose()?).map_err(encoding)?;
     arguments.add(last.map(|last| storable(last.id.as_str()))).map_err(encoding)?;
-    for count in [advance.counts.applied, advance.counts.skipped, advance.counts.dead_lettered] {
+    for count in [advance.counts.applied, advance.counts.skipped, advance.counts.dead_lettered, in_row.count] {
         arguments.add(signed(count)?).map_err(encoding)?;
     }
+    arguments.add(&in_row.streams).map_err(encoding)?;
     Ok(())
+}
+
+/// Brings the checkpoint that this transaction has moved in line with what became of its events: `assumed` is what it was
+/// moved by.
+pub(crate) async fn correct(
+    conn: &mut PgConnection,
+    names: &Names,
+    id: &ProjectionId,
+    advance: &Advance,
+    assumed: &Account,
+    found: &Account,
+) -> Result<(), TargetError> {
+    let what = format!("correcting the checkpoint of {id}");
+    let difference =
+        |of: fn(Counts) -> u64| Ok::<i64, TargetError>(signed(of(found.counts()))? - signed(of(assumed.counts()))?);
+    let corrected = sqlx::query(names.sql(CORRECT))
+        .bind(&id.name)
+        .bind(i64::from(id.version))
+        .bind(advance.epoch)
+        .bind(advance.expected_commit_no + 1)
+        .bind(difference(|counts| counts.applied)?)
+        .bind(difference(|counts| counts.dead_lettered)?)
+        .bind(signed(found.in_row().count)?)
+        .bind(&found.in_row().streams)
+        .execute(conn)
+        .await
+        .map_err(|error| structural_unless_transient(target_error(&error, &what)))?;
+    if corrected.rows_affected() == 1 {
+        return Ok(());
+    }
+    Err(TargetError::new(FailureClass::Structural, format!("{what}: the row that was moved is not there any more")))
 }
 
 fn encoding(error: BoxDynError) -> TargetError {

@@ -40,14 +40,16 @@ const LIST: &str = "\
         AND ($7::timestamptz IS NULL OR failed_at >= $7) \
         AND ($8::timestamptz IS NULL OR failed_at < $8)";
 
-const ASCENDING: &str = "AND ($9::bigint IS NULL OR id > $9) ORDER BY id LIMIT $10";
+const ASCENDING: &str = "AND ($9::bigint IS NULL OR position > $9) ORDER BY position LIMIT $10";
 
-const DESCENDING: &str = "AND ($9::bigint IS NULL OR id < $9) ORDER BY id DESC LIMIT $10";
+const DESCENDING: &str = "AND ($9::bigint IS NULL OR position < $9) ORDER BY position DESC LIMIT $10";
 
 const STATS: &str = "\
     SELECT error_kind, count(*) AS number, min(failed_at) AS oldest, max(failed_at) AS newest \
     FROM scriba_dead_letters WHERE name = $1 AND version = $2 \
     GROUP BY error_kind ORDER BY number DESC, error_kind";
+
+const DELETE: &str = "DELETE FROM scriba_dead_letters WHERE name = $1 AND version = $2";
 
 const DEFAULT_LIMIT: u32 = 100;
 
@@ -115,7 +117,7 @@ pub(crate) async fn list(
         .bind(filter.to_position.map(to_i64).transpose()?)
         .bind(filter.since)
         .bind(filter.until)
-        .bind(filter.after_id)
+        .bind(filter.after.map(to_i64).transpose()?)
         .bind(i64::from(filter.limit.unwrap_or(DEFAULT_LIMIT)))
         .fetch_all(pool)
         .await
@@ -141,6 +143,12 @@ fn dead_letter(row: &PgRow) -> Result<DeadLetter, TargetError> {
         occurred_at: get(row, "occurred_at")?,
         failed_at: get(row, "failed_at")?,
     })
+}
+
+/// Deletes all of a projection, and answers how many there were.
+pub(crate) async fn delete(conn: &mut PgConnection, names: &Names, id: &ProjectionId) -> sqlx::Result<u64> {
+    let deleted = sqlx::query(names.sql(DELETE)).bind(&id.name).bind(i64::from(id.version)).execute(conn).await?;
+    Ok(deleted.rows_affected())
 }
 
 /// Dead letters counted.

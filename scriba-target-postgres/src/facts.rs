@@ -1,11 +1,15 @@
 //! What the catalogue says about a table: whether operations on it may be fused, and what must keep its order.
 
+mod sql;
+
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row, query_as};
 
+use self::sql::{CAST, COLUMNS, INDEXES, LINKS, TABLE};
 use crate::statement::quoted_name;
 use crate::table::{ColumnMeta, TableMeta, ValueKind};
 
@@ -30,6 +34,8 @@ pub(crate) struct TableFacts {
     pub(crate) second_unique: bool,
     /// Columns that foreign keys refer to.
     pub(crate) referenced: u128,
+    /// What foreign keys ask of operations on connected tables.
+    pub(crate) links: Links,
     /// Deleting a row changes rows of other tables.
     pub(crate) cascades: bool,
     /// Columns of integers that travel as what they are, and that no check, generated column, index or foreign key looks at:
@@ -37,6 +43,26 @@ pub(crate) struct TableFacts {
     pub(crate) mergeable: u128,
     /// A key column has a length limit: assignment cuts off trailing spaces, so keys that differ here may be one there.
     pub(crate) limited_key: bool,
+    /// A deferrable constraint stands on the table, one of its partitions, a foreign key that refers to it, or a table that
+    /// its deletes and updates reach by foreign keys: an event may break it and heal it by itself. Known whatever
+    /// `one_by_one` says.
+    #[cfg_attr(not(test), expect(dead_code, reason = "isolation of a failed batch is to ask for it"))]
+    pub(crate) deferrable: bool,
+}
+
+/// What an operation must not pass on a table that a foreign key connects with its own, so far as its values do not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Links {
+    /// Foreign keys that values say all of: the column, and the identity of the keys it refers to.
+    pub(crate) followed: Vec<(usize, u32)>,
+    /// Columns of all other foreign keys.
+    pub(crate) unfollowed: u128,
+    /// Inserts meet a foreign key, from the table or to it, of which values do not say all.
+    pub(crate) inserts: bool,
+    /// Foreign keys refer to the table.
+    pub(crate) referenced: bool,
+    /// The key is not the one by which operations of another struct on this table would be told apart.
+    pub(crate) odd_key: bool,
 }
 
 /// Why the facts of a table could not be had.
@@ -52,8 +78,12 @@ pub(crate) enum FactsError {
 
 /// Facts of the tables met so far, by the address of their meta. Dropped where a statement failed, since the schema may
 /// have changed.
+///
+/// A schema that others change is noticed when the facts have reached their age.
 #[derive(Debug, Default)]
 pub(crate) struct FactsCache {
+    /// An operation was met that may change the schema.
+    stale: AtomicBool,
     tables: FxHashMap<usize, Known>,
     identities: FxHashMap<Identity, u32>,
 }
@@ -77,6 +107,9 @@ impl FactsCache {
         conn: &mut PgConnection,
         tables: impl Iterator<Item = &'static TableMeta>,
     ) -> Result<(), FactsError> {
+        if self.stale.swap(false, Ordering::Relaxed) {
+            self.tables.clear();
+        }
         let now = Instant::now();
         let mut last = None;
         for meta in tables {
@@ -93,7 +126,19 @@ impl FactsCache {
     }
 
     pub(crate) fn get(&self, meta: &'static TableMeta) -> Option<&TableFacts> {
-        self.tables.get(&address(meta)).map(|known| &known.facts)
+        let known = self.tables.get(&address(meta)).filter(|_| !self.stale.load(Ordering::Relaxed));
+        known.map(|known| &known.facts)
+    }
+
+    /// Forgets all facts, until they are read again.
+    pub(crate) fn distrust(&self) {
+        self.stale.store(true, Ordering::Relaxed);
+    }
+
+    /// One number for each table and its key columns.
+    fn identity(&mut self, identity: Identity) -> u32 {
+        let next = u32::try_from(self.identities.len()).unwrap_or(u32::MAX);
+        *self.identities.entry(identity).or_insert(next)
     }
 
     #[cfg(test)]
@@ -112,6 +157,7 @@ impl FactsCache {
         let own = own_columns(meta, &name, &columns)?;
         check_casts(conn, meta, &name).await?;
         let indexes = query_as::<_, IndexRow>(INDEXES).bind(table.oid).fetch_all(&mut *conn).await?;
+        let foreign_keys = query_as::<_, LinkRow>(LINKS).bind(table.oid).fetch_all(&mut *conn).await?;
 
         let key: Vec<&ColumnRow> = meta.key.iter().map(|&column| own[column]).collect();
         let key_index = indexes.iter().position(|index| index.is_key(&key));
@@ -120,9 +166,11 @@ impl FactsCache {
         };
         let second: Vec<&IndexRow> =
             indexes.iter().enumerate().filter(|(at, _)| Some(*at) != key_index).map(|(_, index)| index).collect();
-        // A dependency on column 0 is one on the whole row.
-        let in_second =
-            |number: i16| second.iter().any(|index| index.uses.iter().any(|&used| used == number || used == 0));
+        // A dependency on column 0 is one on the whole row, and one on a generated column may be one on any other.
+        let generated = |number: i16| columns.iter().any(|column| column.attnum == number && column.computed);
+        let looks_at =
+            |uses: &[i16], number: i16| uses.iter().any(|&used| used == number || used == 0 || generated(used));
+        let in_second = |number: i16| second.iter().any(|index| looks_at(&index.uses, number));
         let omitted = || columns.iter().filter(|column| !own.iter().any(|other| other.attnum == column.attnum));
         let comparable = meta.key.iter().all(|&at| own[at].compares_like(&meta.columns[at]));
 
@@ -143,16 +191,19 @@ impl FactsCache {
         };
 
         let signature = key.iter().zip(meta.key).map(|(row, &at)| (row.attnum, meta.columns[at].kind)).collect();
-        let next = u32::try_from(self.identities.len()).unwrap_or(u32::MAX);
-        let identity = *self.identities.entry((table.oid, signature)).or_insert(next);
+        let primary = key_index.is_some_and(|at| indexes[at].primary);
+        let links = self.links(table.oid, meta, &own, primary, &foreign_keys);
         Ok(TableFacts {
-            identity,
+            identity: self.identity((table.oid, signature)),
             group: u32::try_from(table.component).unwrap_or(u32::MAX),
             one_by_one,
             in_order: !second.is_empty() || omitted().any(|column| column.volatile),
             unique: bits(&in_second),
             second_unique: !second.is_empty(),
-            referenced: bits(&|number| table.referenced.contains(&number)),
+            referenced: bits(&|number| {
+                foreign_keys.iter().any(|link| link.parent == table.oid && looks_at(&link.referenced, number))
+            }),
+            links,
             cascades: table.cascades,
             mergeable: own
                 .iter()
@@ -161,7 +212,51 @@ impl FactsCache {
                 .filter(|(_, (column, meta))| column.unwatched && column.adds_like(meta))
                 .fold(0, |mask, (bit, _)| mask | 1 << bit),
             limited_key: key.iter().any(|column| column.limited),
+            deferrable: table.deferrable,
         })
+    }
+
+    /// `primary`: the key is the table's primary key.
+    fn links(
+        &mut self,
+        oid: i64,
+        meta: &'static TableMeta,
+        own: &[&ColumnRow],
+        primary: bool,
+        foreign_keys: &[LinkRow],
+    ) -> Links {
+        let as_they_are = |at: usize| own[at].holds_what_travels(&meta.columns[at]);
+        let mut links = Links {
+            odd_key: !primary
+                || !meta.key.iter().all(|&at| as_they_are(at))
+                || !meta.key.is_sorted_by_key(|&at| own[at].attnum),
+            ..Links::default()
+        };
+        for link in foreign_keys {
+            if link.parent == oid {
+                links.referenced = true;
+                links.inserts |= !link.alike || meta.key.len() != 1 || own[meta.key[0]].attnum != link.referenced[0];
+            }
+            if link.child == oid {
+                let columns = || (0..own.len()).filter(|&at| link.columns.contains(&own[at].attnum));
+                match columns().next() {
+                    Some(at) if link.alike && as_they_are(at) => {
+                        let refers_to = (link.parent, vec![(link.referenced[0], meta.columns[at].kind)]);
+                        links.followed.push((at, self.identity(refers_to)));
+                    }
+                    // One outside the struct may be generated from any of its columns.
+                    _ if columns().count() < link.columns.len() => {
+                        links.inserts = true;
+                        links.unfollowed = u128::MAX;
+                    }
+                    _ => {
+                        links.inserts = true;
+                        links.unfollowed = columns().fold(links.unfollowed, |mask, at| mask | 1 << at);
+                    }
+                }
+            }
+        }
+        links
     }
 }
 
@@ -195,12 +290,13 @@ async fn check_casts(conn: &mut PgConnection, meta: &'static TableMeta, name: &s
         let problem = if cast.contains('(') {
             "has a length or precision, which would change values silently: name the type without it"
         } else {
-            let (known,): (bool,) =
-                query_as("SELECT pg_catalog.to_regtype($1) IS NOT NULL").bind(cast).fetch_one(&mut *conn).await?;
-            if known {
-                continue;
+            match query_as(CAST).bind(cast).fetch_one(&mut *conn).await? {
+                (true, false) => continue,
+                (true, true) => {
+                    "has a length, to which values would be cut off silently: leave the cast out, or name a type without one"
+                }
+                (false, _) => "is no type that the database knows: create it, or correct the cast",
             }
-            "is no type that the database knows: create it, or correct the cast"
         };
         return Err(FactsError::Mismatch(format!(
             "column {:?} of table {name}: #[table(cast = {cast:?})] {problem}",
@@ -238,7 +334,6 @@ struct TableRow {
     shares_sequence: bool,
     cascade_reacts: bool,
     cascades: bool,
-    referenced: Vec<i16>,
 }
 }
 
@@ -272,6 +367,8 @@ struct ColumnRow {
     built_in: bool,
     limited: bool,
     generated: bool,
+    /// From other columns.
+    computed: bool,
     volatile: bool,
     own_code: bool,
     /// No check, generated column, index or foreign key looks at it.
@@ -298,18 +395,31 @@ impl ColumnRow {
     /// Whether a sum is computed in the column's own type: one in a wider type is held against the limits of the column only
     /// at its end.
     fn adds_like(&self, meta: &ColumnMeta) -> bool {
-        let same = match meta.kind {
-            ValueKind::I16 => "int2",
-            ValueKind::I32 => "int4",
-            ValueKind::I64 => "int8",
-            _ => return false,
+        matches!(meta.kind, ValueKind::I16 | ValueKind::I32 | ValueKind::I64) && self.holds_what_travels(meta)
+    }
+
+    /// Whether the column is of the very type as which its values travel.
+    fn holds_what_travels(&self, meta: &ColumnMeta) -> bool {
+        let same: &[&str] = match meta.kind {
+            ValueKind::Bool => &["bool"],
+            ValueKind::I16 => &["int2"],
+            ValueKind::I32 => &["int4"],
+            ValueKind::I64 => &["int8"],
+            ValueKind::F32 => &["float4"],
+            ValueKind::F64 => &["float8"],
+            ValueKind::Text => &["text", "varchar"],
+            ValueKind::Bytes => &["bytea"],
+            ValueKind::Uuid => &["uuid"],
+            ValueKind::Date => &["date"],
+            ValueKind::Timestamp => &["timestamptz"],
         };
-        meta.cast.is_none() && self.built_in && self.type_name == same
+        meta.cast.is_none() && self.built_in && same.contains(&self.type_name.as_str())
     }
 }
 
 row! {
 struct IndexRow {
+    primary: bool,
     /// Unique, valid, immediate, over all rows, over columns only, with the equality of the types themselves.
     plain: bool,
     /// Key columns.
@@ -319,141 +429,19 @@ struct IndexRow {
 }
 }
 
+row! {
+/// A foreign key; see [`LINKS`].
+struct LinkRow {
+    child: i64,
+    parent: i64,
+    columns: Vec<i16>,
+    referenced: Vec<i16>,
+    alike: bool,
+}
+}
+
 impl IndexRow {
     fn is_key(&self, key: &[&ColumnRow]) -> bool {
         self.plain && self.keys.len() == key.len() && key.iter().all(|column| self.keys.contains(&column.attnum))
     }
 }
-
-/// One row for the table of that name, none where there is none.
-///
-/// `cascaded` holds the tables whose rows a delete or update here may change through foreign keys; `component`
-/// those that foreign keys connect in either direction. Functions in C count as built in: they do not read tables.
-const TABLE: &str = r"
-WITH RECURSIVE
-me AS (
-    SELECT c.* , c.oid AS id FROM pg_catalog.pg_class c WHERE c.oid = pg_catalog.to_regclass($1)
-),
-component (id) AS (
-    SELECT id FROM me
-    UNION
-    SELECT CASE WHEN f.conrelid = k.id THEN f.confrelid ELSE f.conrelid END
-    FROM component k JOIN pg_catalog.pg_constraint f ON f.contype = 'f' AND k.id IN (f.conrelid, f.confrelid)
-),
-cascaded (id) AS (
-    SELECT id FROM me
-    UNION
-    SELECT f.conrelid FROM cascaded k
-    JOIN pg_catalog.pg_constraint f ON f.contype = 'f' AND f.confrelid = k.id
-    WHERE f.confdeltype IN ('c', 'n', 'd') OR f.confupdtype IN ('c', 'n', 'd')
-),
-reacting (id) AS (
-    SELECT tgrelid FROM pg_catalog.pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'D'
-    UNION
-    SELECT ev_class FROM pg_catalog.pg_rewrite WHERE ev_enabled <> 'D' AND ev_type <> '1'
-)
-SELECT me.id::int8 AS oid,
-    (SELECT min(id::int8) FROM component) AS component,
-    me.relkind = 'r' AS plain,
-    me.relispartition OR EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE me.id IN (i.inhrelid, i.inhparent)) AS related,
-    EXISTS (SELECT FROM reacting r WHERE r.id = me.id) AS reacts,
-    pg_catalog.row_security_active(me.id) AS row_security,
-    EXISTS (SELECT FROM pg_catalog.pg_constraint f
-        WHERE f.contype = 'f' AND f.conrelid = me.id AND f.confrelid = me.id) AS references_itself,
-    EXISTS (SELECT FROM pg_catalog.pg_constraint d
-        WHERE d.condeferrable AND me.id IN (d.conrelid, d.confrelid)) AS deferrable,
-    EXISTS (SELECT FROM pg_catalog.pg_constraint c
-        JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = c.oid
-            AND d.refclassid = 'pg_catalog.pg_proc'::regclass
-        JOIN pg_catalog.pg_proc p ON p.oid = d.refobjid
-        JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-        WHERE c.contype = 'c' AND c.conrelid = me.id AND p.provolatile <> 'i' AND l.lanname NOT IN ('internal', 'c')
-    ) AS checks_by_code,
-    EXISTS (SELECT FROM pg_catalog.pg_attrdef mine
-        JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = mine.oid
-            AND d.refclassid = 'pg_catalog.pg_class'::regclass
-        JOIN pg_catalog.pg_class s ON s.oid = d.refobjid AND s.relkind = 'S'
-        JOIN pg_catalog.pg_depend e ON e.classid = 'pg_catalog.pg_attrdef'::regclass AND e.refclassid = d.refclassid
-            AND e.refobjid = s.oid
-        JOIN pg_catalog.pg_attrdef other ON other.oid = e.objid AND other.adrelid <> mine.adrelid
-        WHERE mine.adrelid = me.id) AS shares_sequence,
-    EXISTS (SELECT FROM cascaded k JOIN reacting r ON r.id = k.id WHERE k.id <> me.id) AS cascade_reacts,
-    EXISTS (SELECT FROM pg_catalog.pg_constraint f
-        WHERE f.contype = 'f' AND f.confrelid = me.id AND f.confdeltype IN ('c', 'n', 'd')) AS cascades,
-    ARRAY(SELECT pg_catalog.unnest(f.confkey) FROM pg_catalog.pg_constraint f
-        WHERE f.contype = 'f' AND f.confrelid = me.id) AS referenced
-FROM me";
-
-/// One row for each column. `own_code` and `volatile` speak of the default that an insert without the column takes;
-/// the functions of a default are read off its stored tree, since dependencies leave out the built-in ones; the columns that
-/// checks, indexes and generated columns look at too, 0 for the whole row, since dependencies leave that one out. What a
-/// foreign key refers to stands in an index.
-const COLUMNS: &str = r"
-WITH RECURSIVE
-base (attnum, typ, domain, constrained, defaulted) AS (
-    SELECT a.attnum, a.atttypid, false, false, false
-    FROM pg_catalog.pg_attribute a WHERE a.attrelid = $1::int8::oid AND a.attnum > 0 AND NOT a.attisdropped
-    UNION ALL
-    SELECT b.attnum, t.typbasetype, true,
-        b.constrained OR t.typnotnull
-            OR EXISTS (SELECT FROM pg_catalog.pg_constraint c WHERE c.contypid = t.oid),
-        b.defaulted OR t.typdefault IS NOT NULL
-    FROM base b JOIN pg_catalog.pg_type t ON t.oid = b.typ AND t.typtype = 'd'
-),
-called AS (
-    SELECT d.adnum,
-        bool_or(p.provolatile <> 'i' AND l.lanname NOT IN ('internal', 'c')) AS own_code,
-        bool_or(p.provolatile = 'v') AS volatile
-    FROM pg_catalog.pg_attrdef d,
-        LATERAL pg_catalog.regexp_matches(d.adbin::text, ':(?:funcid|opfuncid) (\d+)', 'g') AS called (id)
-        JOIN pg_catalog.pg_proc p ON p.oid = called.id[1]::oid
-        JOIN pg_catalog.pg_language l ON l.oid = p.prolang
-    WHERE d.adrelid = $1::int8::oid GROUP BY d.adnum
-),
-trees (tree) AS (
-    SELECT c.conbin::text FROM pg_catalog.pg_constraint c WHERE c.conrelid = $1::int8::oid
-    UNION ALL
-    SELECT concat(i.indexprs::text, i.indpred::text) FROM pg_catalog.pg_index i WHERE i.indrelid = $1::int8::oid
-    UNION ALL
-    SELECT d.adbin::text FROM pg_catalog.pg_attrdef d WHERE d.adrelid = $1::int8::oid
-)
-SELECT a.attnum, a.attname::text AS name, declared.typname::text AS type_name,
-    NOT b.constrained AND (t.typtype = 'e' OR t.typnamespace = 'pg_catalog'::regnamespace AND t.typname IN (
-        'bool', 'int2', 'int4', 'int8', 'float4', 'float8', 'numeric', 'text', 'varchar', 'bpchar', 'bytea', 'uuid',
-        'date', 'time', 'timestamp', 'timestamptz', 'interval', 'json', 'jsonb')) AS fusible_type,
-    coalesce((SELECT l.collisdeterministic FROM pg_catalog.pg_collation l WHERE l.oid = a.attcollation), true)
-        AND declared.typnamespace = 'pg_catalog'::regnamespace AS deterministic,
-    declared.typnamespace = 'pg_catalog'::regnamespace AS built_in,
-    a.atttypmod <> -1 AS limited,
-    a.attidentity <> '' OR a.attgenerated <> '' AS generated,
-    a.attidentity <> '' OR coalesce(called.volatile, false) AS volatile,
-    b.constrained OR b.defaulted OR coalesce(called.own_code, false) AND a.attgenerated = '' AS own_code,
-    NOT EXISTS (SELECT FROM trees WHERE tree ~ (':varattno (0|' || a.attnum || ') '))
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i
-            WHERE i.indrelid = a.attrelid AND a.attnum = ANY (i.indkey::int2[]))
-        AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint f
-            WHERE f.contype = 'f' AND f.conrelid = a.attrelid AND a.attnum = ANY (f.conkey)) AS unwatched
-FROM base b
-    JOIN pg_catalog.pg_type t ON t.oid = b.typ AND t.typtype <> 'd'
-    JOIN pg_catalog.pg_attribute a ON a.attrelid = $1::int8::oid AND a.attnum = b.attnum
-    JOIN pg_catalog.pg_type declared ON declared.oid = a.atttypid
-    LEFT JOIN called ON called.adnum = a.attnum
-ORDER BY a.attnum";
-
-/// One row for each unique or exclusion index. One that is not valid yet keeps rows out already.
-const INDEXES: &str = r"
-SELECT i.indisunique AND NOT i.indisexclusion AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
-        AND i.indexprs IS NULL
-        AND NOT EXISTS (SELECT FROM pg_catalog.unnest(i.indcollation::oid[]) AS c (id)
-            JOIN pg_catalog.pg_collation l ON l.oid = c.id WHERE NOT l.collisdeterministic)
-        AND NOT EXISTS (SELECT FROM pg_catalog.unnest(i.indclass::oid[]) AS c (id)
-            JOIN pg_catalog.pg_opclass o ON o.oid = c.id WHERE o.opcnamespace <> 'pg_catalog'::regnamespace)
-        AS plain,
-    ARRAY(SELECT k.number FROM pg_catalog.unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)
-        WHERE k.place <= i.indnkeyatts) AS keys,
-    ARRAY(SELECT k.number FROM pg_catalog.unnest(i.indkey::int2[]) AS k (number) WHERE k.number > 0
-        UNION
-        SELECT d.refobjsubid::int2 FROM pg_catalog.pg_depend d
-        WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = i.indexrelid
-            AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = i.indrelid) AS uses
-FROM pg_catalog.pg_index i WHERE i.indrelid = $1::int8::oid AND (i.indisunique OR i.indisexclusion)";

@@ -8,12 +8,19 @@
 //!
 //! | operation | must not pass | stands beside |
 //! |---|---|---|
-//! | by key | earlier ones on its key; every earlier one on another table that foreign keys connect with its own | other keys |
+//! | by key | earlier ones on its key; an insert of the row it comes to refer to; where it inserts, what came to refer to its row | other keys |
+//! | by key, with foreign keys of which its values do not say all | besides, every earlier one on another table that foreign keys connect with its own | other keys |
 //! | by key, table in order | besides, every earlier one on its table | other keys of the same shape right before it |
 //! | alone: frees or changes a value of a second unique index, or deletes rows that others hang from | every earlier one on its table and connected ones | nothing of those |
 //! | barrier: `sql`, by filter, on a table that is not fused, with a key that is NULL or changes | every earlier one | nothing |
 //!
-//! and nothing passes an operation that stands alone in the tables named, or a barrier at all.
+//! and nothing passes an operation that stands alone in the tables named, or a barrier at all. Behind `sql` that may change
+//! the schema, facts prove nothing any more: every operation is a barrier.
+//!
+//! Values say all of a foreign key where one column refers to the key of the other table and both travel in one way: then
+//! inserts, upserts, and updates that set the column name the row they refer to. They do not where a row is deleted that
+//! others may refer to, and where the foreign key has several columns, one outside the struct, or refers to other columns
+//! than the key.
 //!
 //! Where a table's rows are not in order, the first wave behind what nothing passes is kept for inserts of keys without
 //! an earlier operation, so that what follows an insert shares a statement with its like on other keys. And an add that
@@ -24,7 +31,7 @@ use rustc_hash::FxHashMap;
 use scriba_core::Position;
 
 use crate::facts::{FactsCache, TableFacts};
-use crate::op::{Conflict, PgOp};
+use crate::op::{Conflict, PgOp, SqlOp};
 use crate::statement::{Key, KeyedRow, Row, Shape, Statement, keyed_text, table_of};
 use crate::table::TableMeta;
 use crate::value::Value;
@@ -36,7 +43,8 @@ const MAX_BYTES: usize = 8 << 20;
 
 /// The statements for a batch's operations, which are in the order of positions.
 ///
-/// A table that `facts` do not know is written one by one.
+/// A table that `facts` do not know is written one by one, and so is every table behind an operation that may change the
+/// schema, until facts are loaded again.
 pub(crate) fn plan<'a>(ops: &[(Position, &'a PgOp)], facts: &FactsCache) -> Vec<Statement<'a>> {
     let mut planner = Planner::new(facts, ops.len());
     for &row in ops {
@@ -46,7 +54,6 @@ pub(crate) fn plan<'a>(ops: &[(Position, &'a PgOp)], facts: &FactsCache) -> Vec<
 }
 
 /// The same operations, each a statement of its own, in their order.
-#[cfg_attr(not(test), expect(dead_code, reason = "isolation of a failed batch is to use it"))]
 pub(crate) fn plan_one_by_one<'a>(ops: &[(Position, &'a PgOp)]) -> Vec<Statement<'a>> {
     let nothing = FactsCache::default();
     plan(ops, &nothing)
@@ -60,6 +67,8 @@ struct Planner<'a, 'f> {
     /// Where the latest operation on this key of the table of this identity is.
     keys: FxHashMap<(u32, Key<'a>), Last>,
     groups: FxHashMap<u32, Group>,
+    /// By the identity of the table.
+    in_order: FxHashMap<u32, Latest>,
     slots: Vec<Slot<'a>>,
     slot_numbers: FxHashMap<(u32, u32), usize>,
     /// The first wave behind the last barrier.
@@ -75,17 +84,50 @@ struct Last {
     shape: u32,
     /// By number in its slot.
     row: u32,
+    /// The latest wave that may insert the key.
+    inserted: u32,
+    /// The latest wave in which a row of another table came to refer to the key.
+    referenced: u32,
 }
 
 /// Tables that foreign keys connect.
 #[derive(Default)]
 struct Group {
-    /// The table that the latest operations are on; `None` when the latest stands alone.
-    table: Option<u32>,
-    /// Their shape.
-    shape: u32,
+    turn: Turn,
     floor: u32,
     latest: u32,
+}
+
+/// Whose operations are in the waves of a group from its floor on.
+#[derive(Clone, Copy, Default)]
+enum Turn {
+    /// Nobody's, or that of one that stands alone.
+    #[default]
+    Over,
+    /// Of one table, by its identity; shared where values say all of their foreign keys.
+    Table { table: u32, shared: bool },
+    /// Of several tables, where values say all of their foreign keys.
+    Shared,
+}
+
+impl Turn {
+    /// With one more operation on a table; `None` where it must not stand beside the others.
+    fn with(self, table: u32, shares: bool) -> Option<Self> {
+        match self {
+            Self::Table { table: other, shared } if other == table => {
+                Some(Self::Table { table, shared: shared && shares })
+            }
+            Self::Table { shared: true, .. } | Self::Shared if shares => Some(Self::Shared),
+            Self::Over | Self::Table { .. } | Self::Shared => None,
+        }
+    }
+}
+
+/// The latest operation on a table in order.
+#[derive(Default)]
+struct Latest {
+    shape: u32,
+    wave: u32,
 }
 
 /// What becomes one statement, or several where it is too large.
@@ -106,6 +148,7 @@ impl<'a, 'f> Planner<'a, 'f> {
             shape_numbers: FxHashMap::default(),
             keys: FxHashMap::with_capacity_and_hasher(ops, rustc_hash::FxBuildHasher),
             groups: FxHashMap::default(),
+            in_order: FxHashMap::default(),
             slots: Vec::new(),
             slot_numbers: FxHashMap::default(),
             floor: 1,
@@ -115,6 +158,7 @@ impl<'a, 'f> Planner<'a, 'f> {
 
     fn place(&mut self, row: Row<'a>) {
         let op = row.1;
+        heed(op, self.facts);
         let (Some(table), Some(key), Some(shape)) = (table_of(op), Key::of(op), shape_of(op)) else {
             return self.barrier(None, row);
         };
@@ -144,12 +188,17 @@ impl<'a, 'f> Planner<'a, 'f> {
 
     fn by_key(&mut self, row: Row<'a>, of: Shape, key: Key<'a>, table: &'static TableMeta, facts: &TableFacts) {
         let shape = self.number(table, of);
-        let alone = stands_alone(table, of, facts);
+        let (alone, shares) = (stands_alone(table, of, facts), shares_turn(of, facts));
         let group = self.groups.entry(facts.group).or_default();
-        if alone || group.table != Some(facts.identity) {
-            *group = Group { table: (!alone).then_some(facts.identity), shape, floor: group.latest + 1, ..*group };
+        if let Some(turn) = group.turn.with(facts.identity, shares).filter(|_| !alone) {
+            group.turn = turn;
+        } else {
+            let turn = if alone { Turn::Over } else { Turn::Table { table: facts.identity, shared: shares } };
+            *group = Group { turn, floor: group.latest + 1, ..*group };
         }
         let floor = self.floor.max(group.floor);
+        let parents = references(row.1, facts).filter_map(|parent| self.keys.get(&parent));
+        let mut earliest = parents.map(|parent| parent.inserted + 1).max().unwrap_or(0);
         let last = self.keys.entry((facts.identity, key)).or_default();
         if matches!(of, Shape::Update { merging: true, .. }) && last.shape == shape && last.wave >= floor {
             let slot = self.slot_numbers[&(shape, last.wave)];
@@ -157,14 +206,19 @@ impl<'a, 'f> Planner<'a, 'f> {
                 return;
             }
         }
-        let wave = if facts.in_order && group.latest >= floor && !(group.shape == shape && last.wave < group.latest) {
-            group.latest + 1
-        } else if facts.in_order {
-            floor.max(group.latest)
+        let inserts = matches!(of, Shape::Insert(_));
+        if inserts {
+            earliest = earliest.max(last.referenced + 1);
+        }
+        let wave = if facts.in_order {
+            let before = self.in_order.entry(facts.identity).or_default();
+            let beside = before.shape == shape && last.wave < before.wave;
+            let next = before.wave + u32::from(before.wave >= floor && !beside);
+            *before = Latest { shape, wave: next.max(floor).max(earliest) };
+            before.wave
         } else {
-            (floor + u32::from(!matches!(of, Shape::Insert(_)))).max(last.wave + 1)
+            (floor + u32::from(!inserts)).max(last.wave + 1).max(earliest)
         };
-        group.shape = shape;
         group.latest = group.latest.max(wave);
         self.latest = self.latest.max(wave);
         let slot = *self.slot_numbers.entry((shape, wave)).or_insert_with(|| {
@@ -172,8 +226,13 @@ impl<'a, 'f> Planner<'a, 'f> {
             self.slots.len() - 1
         });
         let rows = &mut self.slots[slot].rows;
-        *last = Last { wave, shape, row: index(rows.len()) };
+        let inserted = if inserts { wave } else { last.inserted };
+        *last = Last { wave, shape, row: index(rows.len()), inserted, ..*last };
         rows.push(row.into());
+        for parent in references(row.1, facts) {
+            let parent = self.keys.entry(parent).or_default();
+            parent.referenced = parent.referenced.max(wave);
+        }
     }
 
     fn barrier(&mut self, shape: Option<u32>, row: Row<'a>) {
@@ -237,8 +296,24 @@ fn shape_of(op: &PgOp) -> Option<Shape> {
             Shape::Update { set: mask(&op.set), add: mask(&op.add), required: op.required, merging: false }
         }
         PgOp::Delete(op) => Shape::Delete { required: op.required },
-        PgOp::Sql(_) => return None,
+        PgOp::Sql(_) | PgOp::Custom(_) => return None,
     })
+}
+
+/// Has the facts forgotten where an operation may change the schema. Planning does so by itself.
+pub(crate) fn heed(op: &PgOp, facts: &FactsCache) {
+    if matches!(op, PgOp::Sql(sql) if may_change_schema(sql)) {
+        facts.distrust();
+    }
+}
+
+/// Whether a statement does more than read and write rows, as far as its first word tells.
+fn may_change_schema(sql: &SqlOp) -> bool {
+    const ROWS_ONLY: [&str; 10] =
+        ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "MERGE", "VALUES", "TABLE", "TRUNCATE", "NOTIFY"];
+    let text = sql.text.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
+    let word = text.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
+    !ROWS_ONLY.iter().any(|known| known.eq_ignore_ascii_case(word))
 }
 
 /// Updates that do nothing but add where values on the way go unseen.
@@ -256,7 +331,11 @@ fn merging(shape: Shape, facts: &TableFacts) -> Shape {
 fn exact(key: Key<'_>, facts: &TableFacts) -> bool {
     key.values().all(|value| match value {
         Value::Null => false,
-        Value::Timestamp(time) => time.timestamp_subsec_nanos() % 1_000 == 0,
+        // A leap second has 1,000,000,000 nanoseconds and more.
+        Value::Timestamp(time) => {
+            let nanos = time.timestamp_subsec_nanos();
+            nanos % 1_000 == 0 && nanos < 1_000_000_000
+        }
         Value::Text(text) => !(facts.limited_key && text.ends_with(' ')),
         _ => true,
     })
@@ -284,6 +363,32 @@ fn stands_alone(table: &'static TableMeta, shape: Shape, facts: &TableFacts) -> 
         Shape::Delete { .. } => facts.second_unique || facts.cascades,
         _ => changes(table, shape) & facts.unique != 0,
     }
+}
+
+/// Whether an operation's values say all that foreign keys make of it.
+fn shares_turn(shape: Shape, facts: &TableFacts) -> bool {
+    let links = &facts.links;
+    let followed = links.followed.iter().fold(0, |mask, (column, _)| mask | 1 << column);
+    let held_back = match shape {
+        Shape::Insert(Conflict::Update { add, .. }) => links.inserts || add & followed != 0,
+        Shape::Insert(Conflict::Fail | Conflict::Nothing) => links.inserts,
+        Shape::Update { set, add, .. } => (set | add) & links.unfollowed | add & followed != 0,
+        Shape::Delete { .. } => links.referenced,
+    };
+    !links.odd_key && !held_back
+}
+
+/// The values by which an operation comes to refer to rows, with the identities of the keys they are.
+fn references<'a>(op: &'a PgOp, facts: &TableFacts) -> impl Iterator<Item = (u32, Key<'a>)> {
+    let written = move |column: usize| match op {
+        PgOp::Insert(op) => op.values.get(column),
+        PgOp::Update(op) => op.set.iter().find(|(at, _)| *at == column).map(|(_, value)| value),
+        _ => None,
+    };
+    let followed = facts.links.followed.iter();
+    followed.filter_map(move |&(column, to)| {
+        written(column).filter(|value| !matches!(value, Value::Null)).map(|value| (to, Key::of_column(value)))
+    })
 }
 
 fn index(at: usize) -> u32 {

@@ -4,33 +4,40 @@
 //!
 //! | room | files |
 //! |---|---|
-//! | operations | `op`, `table`, `value` |
+//! | operations | `op`, `custom`, `table`, `value` |
 //! | from a batch to statements (pure but for the catalogue) | `facts`, `fuse`, `statement` |
-//! | one transaction | `apply`, `checkpoint`, `dead_letter` |
-//! | control tables | `names`, `migrate`, `lease`, `status` |
+//! | one transaction | `apply`, `isolate`, `constraints`, `answer`, `blocker`, `checkpoint`, `dead_letter` |
+//! | control tables | `names`, `migrate`, `lease`, `status`, `reset` |
 //! | the outside | `target`, `sqlstate` |
 
+mod answer;
 mod apply;
+mod blocker;
 mod checkpoint;
+mod constraints;
+mod custom;
 mod dead_letter;
 mod facts;
 mod fuse;
+mod isolate;
 mod lease;
 mod migrate;
 mod names;
 mod op;
+mod reset;
 mod sqlstate;
 mod statement;
 mod status;
+mod switch;
 mod table;
 mod target;
 mod value;
 
+pub use custom::{CustomError, CustomOp, CustomResult, custom};
 pub use op::{Changes, DeleteOp, InsertOp, NothingSet, PgOp, SomethingSet, SqlOp, Update, UpdateOp, sql};
 pub use scriba_macros::Table;
+#[doc(hidden)]
+pub use switch::Switch;
 pub use table::{Column, ColumnMeta, Filter, OnConflict, Table, TableMeta, ValueKind};
 pub use target::PgTarget;
-#[cfg(feature = "test-switches")]
-#[doc(hidden)]
-pub use target::Switch;
 pub use value::{IntoColumn, Number, PgValue, Value};

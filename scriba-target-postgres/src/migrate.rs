@@ -25,9 +25,13 @@ const MIGRATIONS: &[Migration] = &[Migration {
 /// The version that the migrations end at; `scriba_schema_version()` answers it.
 const WANTED: i32 = 1;
 
-const TABLES: [&str; 4] = ["scriba_checkpoints", "scriba_leases", "scriba_projections", "scriba_dead_letters"];
+const TABLES: [&str; 5] =
+    ["scriba_checkpoints", "scriba_leases", "scriba_standbys", "scriba_projections", "scriba_dead_letters"];
 
-const FUNCTIONS: [&str; 2] = ["scriba_advance", "scriba_readable_json"];
+const FUNCTIONS: [&str; 3] = ["scriba_advance", "scriba_check_commit", "scriba_readable_json"];
+
+/// On the checkpoints; behind the prefix.
+const TRIGGER: &str = "commit_guard";
 
 /// One at a time among all nodes of a database, whatever their schemas and prefixes.
 const LOCK: i64 = 0x5C21_BA00_0000_0001;
@@ -119,10 +123,15 @@ impl Found {
         let missing = sqlx::query_scalar(
             "SELECT 'table ' || name FROM unnest($1::text[]) AS name WHERE to_regclass(name) IS NULL \
              UNION ALL \
-             SELECT 'function ' || name FROM unnest($2::text[]) AS name WHERE to_regproc(name) IS NULL",
+             SELECT 'function ' || name FROM unnest($2::text[]) AS name WHERE to_regproc(name) IS NULL \
+             UNION ALL \
+             SELECT 'trigger ' || $3 WHERE NOT EXISTS (SELECT FROM pg_trigger \
+                WHERE tgrelid = to_regclass($4) AND tgname = $3 AND tgenabled <> 'D')",
         )
         .bind(quoted(&TABLES))
         .bind(quoted(&FUNCTIONS))
+        .bind(format!("{}{TRIGGER}", names.prefix))
+        .bind(names.quoted(TABLES[0]))
         .fetch_all(&mut *conn)
         .await
         .map_err(failed)?;

@@ -34,8 +34,8 @@ impl Names {
         AssertSqlSafe(self.substitute(text))
     }
 
-    /// A text with its `scriba_…` tokens replaced by quoted names. An index stands in its table's schema and may not
-    /// be qualified where it is created, so tokens that end in `_idx` stay without schema.
+    /// A text with its `scriba_…` tokens replaced by quoted names. Indexes and triggers stand in their table's schema and may
+    /// not be qualified where they are created, so tokens that end in `_idx` or `_guard` stay without schema.
     pub(crate) fn substitute(&self, text: &str) -> String {
         if self.schema.is_none() && self.prefix == PREFIX {
             return text.to_owned();
@@ -61,9 +61,17 @@ impl Names {
     pub(crate) fn quoted(&self, token: &str) -> String {
         let name = identifier(&format!("{}{}", self.prefix, token.strip_prefix(PREFIX).unwrap_or(token)));
         match &self.schema {
-            Some(schema) if !token.ends_with("_idx") => format!("{}.{name}", identifier(schema)),
+            Some(schema) if !token.ends_with("_idx") && !token.ends_with("_guard") => {
+                format!("{}.{name}", identifier(schema))
+            }
             _ => name,
         }
+    }
+
+    /// The quoted name of a constraint trigger with its schema, as SET CONSTRAINTS wants it.
+    pub(crate) fn constraint(&self, token: &str) -> String {
+        let name = self.quoted(token);
+        self.schema.as_ref().map_or_else(|| name.clone(), |schema| format!("{}.{name}", identifier(schema)))
     }
 
     /// Refuses what cannot be a name.

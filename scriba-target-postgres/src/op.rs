@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 
 use scriba_core::Outcome;
 
+use crate::custom::CustomOp;
 use crate::table::{Column, Table, TableMeta};
 use crate::value::{IntoColumn, Number, PgValue, Value};
 
@@ -21,6 +22,8 @@ pub enum PgOp {
     Delete(DeleteOp),
     /// One SQL statement.
     Sql(SqlOp),
+    /// A closure.
+    Custom(CustomOp),
 }
 
 impl PgOp {
@@ -37,6 +40,8 @@ impl PgOp {
             Self::Update(op) => rows(&op.rows) + pairs(&op.set) + pairs(&op.add),
             Self::Delete(op) => rows(&op.rows),
             Self::Sql(op) => op.text.len() + plain(&op.binds),
+            // What a closure holds cannot be seen.
+            Self::Custom(_) => 0,
         }
     }
 }
@@ -213,6 +218,18 @@ impl SqlOp {
         self
     }
 
+    /// The keyword it begins with, in capitals.
+    fn first_word(&self) -> String {
+        let statement = without_comments(&self.text);
+        let end = statement.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '$')).unwrap_or(statement.len());
+        statement[..end].to_ascii_uppercase()
+    }
+
+    /// True where it is an update or delete, which may hit no row.
+    pub(crate) fn may_miss(&self) -> bool {
+        matches!(self.first_word().as_str(), "UPDATE" | "DELETE")
+    }
+
     /// Looks whether the statement is one that the engine can run inside its transaction.
     ///
     /// # Errors
@@ -221,15 +238,13 @@ impl SqlOp {
         if self.text.contains('\0') {
             return Err(format!("sql({:?}): a statement has no NUL in it: bind the value instead", self.text));
         }
-        let statement = without_comments(&self.text);
-        if statement.is_empty() {
+        let word = self.first_word();
+        if word.is_empty() && without_comments(&self.text).is_empty() {
             return Err(format!(
                 "sql({:?}): there is no statement in it: return `Outcome::skip()` where there is nothing to do",
                 self.text
             ));
         }
-        let end = statement.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '$')).unwrap_or(statement.len());
-        let word = statement[..end].to_ascii_uppercase();
         let refused = match word.as_str() {
             "BEGIN" | "START" | "COMMIT" | "END" | "ROLLBACK" | "ABORT" | "SAVEPOINT" | "RELEASE" => {
                 "the transaction is the engine's, which commits the statement with its checkpoint: leave it out"
@@ -304,6 +319,7 @@ operations! {
     [] InsertOp => Insert, op => op;
     [] DeleteOp => Delete, op => op;
     [] SqlOp => Sql, op => op;
+    [] CustomOp => Custom, op => op;
     [T: Table, S: Changes] Update<T, S> => Update, update => update.op;
 }
 

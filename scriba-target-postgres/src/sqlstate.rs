@@ -9,6 +9,9 @@ use sqlx::postgres::{PgDatabaseError, PgSeverity};
 /// Raised by `scriba_advance` when the checkpoint is not in the expected state.
 pub(crate) const CHECKPOINT_MOVED: &str = "SB001";
 
+/// Raised by `scriba_check_commit` when a transaction is committed by someone else than the engine.
+pub(crate) const COMMIT_REFUSED: &str = "SB002";
+
 /// A failure while doing `what`.
 pub(crate) fn target_error(error: &sqlx::Error, what: &str) -> TargetError {
     use FailureClass::{Integrity, Structural, TransientServer, Unclear};
@@ -43,10 +46,8 @@ fn database_error(error: &sqlx::Error, what: &str) -> TargetError {
         message.push_str(more);
     }
     TargetError {
-        class: classify(database.code(), database.message()),
         code: Some(database.code().to_owned()),
-        message,
-        position: None,
+        ..TargetError::new(classify(database.code(), database.message()), message)
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) use self::key::Key;
 pub(crate) use self::row::KeyedRow;
 use self::text::{Filtered, arrays, conditional_text, filtered_parts, filtered_text, sql_text};
 pub(crate) use self::text::{keyed_text, quoted_name};
+use crate::custom::CustomOp;
 use crate::op::{Conflict, DeleteOp, PgOp, Rows, SqlOp, UpdateOp};
 use crate::table::{TableMeta, ValueKind};
 use crate::value::Value;
@@ -65,6 +66,7 @@ enum Kind<'a> {
     /// An operation by filter.
     Filtered(Row<'a>),
     Sql(Position, &'a SqlOp),
+    Custom(Position, &'a CustomOp),
 }
 
 /// Why a statement failed. The transaction is to be rolled back after either.
@@ -131,6 +133,7 @@ impl<'a> Statement<'a> {
     pub(crate) fn alone(position: Position, op: &'a PgOp) -> Self {
         match op {
             PgOp::Sql(sql) => Self { text: sql_text(sql).into(), kind: Kind::Sql(position, sql) },
+            PgOp::Custom(custom) => Self { text: "".into(), kind: Kind::Custom(position, custom) },
             PgOp::Insert(_) | PgOp::Update(_) | PgOp::Delete(_) => {
                 Self { text: filtered_text(op).into(), kind: Kind::Filtered((position, op)) }
             }
@@ -142,7 +145,7 @@ impl<'a> Statement<'a> {
         match &self.kind {
             Kind::Keyed { rows, .. } if rows.len() > 1 => None,
             Kind::Keyed { rows, .. } => rows.first().and_then(KeyedRow::single_position),
-            Kind::Filtered((position, _)) | Kind::Sql(position, _) => Some(*position),
+            Kind::Filtered((position, _)) | Kind::Sql(position, _) | Kind::Custom(position, _) => Some(*position),
         }
     }
 
@@ -183,6 +186,22 @@ impl<'a> Statement<'a> {
         Some(self.arguments().map(|arguments| (text, arguments)))
     }
 
+    /// The closure, where it is one: that is not sent but called.
+    pub(crate) fn custom(&self) -> Option<(Position, &'a CustomOp)> {
+        if let Kind::Custom(position, custom) = self.kind { Some((position, custom)) } else { None }
+    }
+
+    /// True where it counts as having changed something: all but an update or delete that hit no row.
+    pub(crate) fn changed(&self, rows: u64) -> bool {
+        let may_miss = match &self.kind {
+            Kind::Keyed { shape, .. } => !matches!(shape, Shape::Insert(_)),
+            Kind::Filtered(_) => true,
+            Kind::Sql(_, op) => op.may_miss(),
+            Kind::Custom(..) => false,
+        };
+        rows > 0 || !may_miss
+    }
+
     /// The table it writes, where it writes one by key.
     pub(crate) fn keyed_table(&self) -> Option<&'static TableMeta> {
         if let Kind::Keyed { table, .. } = &self.kind { Some(table) } else { None }
@@ -195,7 +214,7 @@ impl<'a> Statement<'a> {
             }
             Kind::Filtered((_, PgOp::Update(UpdateOp { required, .. }) | PgOp::Delete(DeleteOp { required, .. })))
             | Kind::Sql(_, SqlOp { required, .. }) => u64::from(*required),
-            Kind::Keyed { .. } | Kind::Filtered(_) => 0,
+            Kind::Keyed { .. } | Kind::Filtered(_) | Kind::Custom(..) => 0,
         }
     }
 
@@ -203,7 +222,7 @@ impl<'a> Statement<'a> {
         let op = match &self.kind {
             Kind::Keyed { rows, .. } => rows.first().map(KeyedRow::op),
             Kind::Filtered((_, op)) => Some(*op),
-            Kind::Sql(..) => None,
+            Kind::Sql(..) | Kind::Custom(..) => None,
         };
         let position = self.single_position();
         NoRow {
@@ -235,6 +254,7 @@ impl<'a> Statement<'a> {
                     add_value(&mut arguments, value)?;
                 }
             }
+            Kind::Custom(..) => {}
         }
         Ok(arguments)
     }
@@ -248,6 +268,7 @@ impl fmt::Display for Statement<'_> {
             Kind::Keyed { rows, .. } => (rows.iter().map(KeyedRow::op).collect(), ""),
             Kind::Filtered((_, op)) => (vec![*op], " where"),
             Kind::Sql(..) => return f.write_str("sql"),
+            Kind::Custom(..) => return f.write_str("custom"),
         };
         let word = self.text.split(' ').next().unwrap_or_default();
         let table =
@@ -271,7 +292,7 @@ pub(crate) fn table_of(op: &PgOp) -> Option<&'static TableMeta> {
         PgOp::Insert(op) => Some(op.table),
         PgOp::Update(op) => Some(op.table),
         PgOp::Delete(op) => Some(op.table),
-        PgOp::Sql(_) => None,
+        PgOp::Sql(_) | PgOp::Custom(_) => None,
     }
 }
 

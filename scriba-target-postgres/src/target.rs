@@ -6,21 +6,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use scriba_core::dead_letter::DeadLetter;
 use scriba_core::target::{
-    Control, DeadLetterFilter, DeadLetterStats, StoredProjection, Tables, TakeOver, TakeOverError, TakenOver, Target,
-    TargetError,
+    Control, DeadLetterFilter, DeadLetterStats, Reset, ResetCounts, ResetRefused, StoredProjection, Tables, TakeOver,
+    TakeOverError, TakenOver, Target, TargetError,
 };
 use scriba_core::{FailureClass, ProjectionId};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, PgConnection, PgPool};
 use tokio::time::timeout;
 
-use crate::apply::PgCommitter;
+use crate::answer::in_time;
+use crate::apply::{Backend, PgCommitter};
 use crate::facts::FactsCache;
 use crate::lease::{PgControl, STATEMENT_TIMEOUT};
 use crate::names::Names;
 use crate::op::PgOp;
 use crate::sqlstate::target_error;
-use crate::{checkpoint, dead_letter, migrate, status};
+use crate::switch::Switch;
+use crate::{checkpoint, dead_letter, migrate, reset, status};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -59,30 +61,13 @@ const LONGEST_APPLICATION_NAME: usize = 63;
 pub struct PgTarget {
     pool: PgPool,
     names: Names,
-    #[cfg(feature = "test-switches")]
     switch: Option<Switch>,
-}
-
-/// Faults that tests put in on purpose, to see that they are caught.
-#[cfg(feature = "test-switches")]
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switch {
-    /// A commit goes through whenever the stored watermark is below its own, whatever the commit number.
-    CommitNoSmallerThan,
-    /// A take-over keeps the epoch.
-    KeepEpoch,
 }
 
 impl PgTarget {
     /// A target in the database of `pool`, with control tables named `scriba_…` where the search path finds them.
     pub fn new(pool: PgPool) -> Self {
-        Self {
-            pool,
-            names: Names::default(),
-            #[cfg(feature = "test-switches")]
-            switch: None,
-        }
+        Self { pool, names: Names::default(), switch: None }
     }
 
     /// Puts the control tables into a schema. [`PgTarget::migrate`] creates it where it is missing.
@@ -134,8 +119,23 @@ impl PgTarget {
         migrate::export(&self.names, dir.as_ref())
     }
 
+    /// A connection that commits batches.
+    pub(crate) async fn committing_connection(
+        &self,
+        id: &ProjectionId,
+        bound: Duration,
+    ) -> Result<(PgConnection, Backend), TargetError> {
+        let mut conn = self.connect(&application_name(id), &committer_settings(bound)).await?;
+        let backend = in_time(bound, Backend::of(&mut conn)).await;
+        Ok((conn, backend.map_err(|error| target_error(&error, "asking for the session's own number"))?))
+    }
+
     /// A connection beside the pool.
-    async fn connect(&self, application: &str, settings: &[(&str, String)]) -> Result<PgConnection, TargetError> {
+    pub(crate) async fn connect(
+        &self,
+        application: &str,
+        settings: &[(&str, String)],
+    ) -> Result<PgConnection, TargetError> {
         let options = PgConnectOptions::clone(&self.pool.connect_options())
             .application_name(application)
             .options(settings.iter().map(|(name, value)| (*name, value.as_str())));
@@ -149,15 +149,14 @@ impl PgTarget {
         }
     }
 
-    #[cfg(feature = "test-switches")]
-    fn raise_epoch_by(&self) -> i64 {
-        i64::from(self.switch != Some(Switch::KeepEpoch))
+    /// Whether a rule is broken on purpose.
+    pub(crate) fn breaks(&self, rule: Switch) -> bool {
+        Switch::is_broken(rule, self.switch)
     }
 
-    #[cfg(not(feature = "test-switches"))]
-    #[expect(clippy::unused_self, reason = "the switch is a field")]
-    fn raise_epoch_by(&self) -> i64 {
-        1
+    /// How its control tables are called.
+    pub(crate) fn names(&self) -> &Names {
+        &self.names
     }
 }
 
@@ -169,10 +168,10 @@ impl Target<PgOp> for PgTarget {
 
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<PgOp>, TakeOverError> {
         let bound = request.owner.map_or(BOUND_WITHOUT_LEASE, |_| (request.lease * 2 / 3).max(SHORTEST_BOUND));
-        let mut conn = self.connect(&application_name(request.id), &committer_settings(bound)).await?;
+        let (mut conn, backend) = self.committing_connection(request.id, bound).await?;
         // It may wait for two locks, each as long as the server lets it; a connection that was cut without a word says nothing.
         let limit = 2 * bound + CONNECT_TIMEOUT;
-        let taking = checkpoint::take_over(&mut conn, &self.names, &request, self.raise_epoch_by());
+        let taking = checkpoint::take_over(&mut conn, self, &request);
         let taken = timeout(limit, taking).await.unwrap_or_else(|_| {
             let message =
                 format!("taking projection {} over: the server has not answered within {limit:?}", request.id);
@@ -182,12 +181,14 @@ impl Target<PgOp> for PgTarget {
             id: request.id.clone(),
             epoch: taken.checkpoint.epoch,
             conn: Some(conn),
+            backend,
             bound,
             names: self.names.clone(),
             facts: FactsCache::default(),
+            constraints: None,
             reset: false,
-            #[cfg(feature = "test-switches")]
-            switch: self.switch,
+            closure_limit: request.handler_timeout.min(bound * 3 / 4),
+            target: self.clone(),
         };
         Ok(TakenOver {
             checkpoint: taken.checkpoint,
@@ -200,6 +201,16 @@ impl Target<PgOp> for PgTarget {
 
 #[async_trait]
 impl Tables for PgTarget {
+    fn name(&self) -> String {
+        let options = self.pool.connect_options();
+        let database = options.get_database().unwrap_or(options.get_username());
+        let port = options.get_port();
+        match options.get_socket() {
+            Some(socket) => format!("postgres {database} at {}:{port}", socket.display()),
+            None => format!("postgres {database} at {}:{port}", options.get_host()),
+        }
+    }
+
     async fn check(&self) -> Result<(), TargetError> {
         let mut conn =
             self.pool.acquire().await.map_err(|error| target_error(&error, "taking a connection from the pool"))?;
@@ -226,6 +237,12 @@ impl Tables for PgTarget {
 
     async fn dead_letter_stats(&self, id: &ProjectionId) -> Result<DeadLetterStats, TargetError> {
         dead_letter::stats(&self.pool, &self.names, id).await
+    }
+
+    async fn reset(&self, id: &ProjectionId, reset: &Reset) -> Result<ResetCounts, ResetRefused> {
+        let statements = reset::statements(reset)?;
+        let mut conn = self.connect("scriba reset", &reset::settings()).await?;
+        reset::run(&mut conn, self, id, &statements, reset.dead_letters).await
     }
 }
 

@@ -6,12 +6,12 @@ mod support;
 
 use std::time::Duration;
 
-use scriba_core::checkpoint::{Checkpoint, Counts};
-use scriba_core::target::{Batch, CommitError, Committed, Entry, Shortfall, Write};
-use scriba_core::{EventMeta, FailureClass, Outcome, Position};
+use scriba_core::checkpoint::Checkpoint;
+use scriba_core::target::{Batch, CommitError, Entry, Shortfall, Write};
+use scriba_core::{EventMeta, Outcome, Position};
 use scriba_target_postgres::{PgOp, Table};
 
-use self::support::{Fixture, advance, batch, event, fixture, id, take_over};
+use self::support::{Fixture, batch, event, fixture, moved, take_over};
 
 #[derive(Table)]
 #[table(name = "accounts")]
@@ -48,9 +48,8 @@ async fn total(fixture: &Fixture) -> (i64, i64) {
 }
 
 fn nothing_but_skips(checkpoint: &Checkpoint, position: u64) -> Batch<PgOp> {
-    let mut advance = advance(checkpoint, position);
-    advance.counts = Counts { skipped: 7, ..Counts::default() };
-    Batch { id: id(), advance, entries: Vec::new() }
+    let skip = |position| Entry { meta: EventMeta::new(event(position), false), write: Write::Skip };
+    batch(checkpoint, (position - 6..=position).map(skip).collect())
 }
 
 #[tokio::test]
@@ -58,13 +57,13 @@ async fn a_thousand_operations_of_one_kind_are_one_statement_and_of_two_kinds_a_
     let fixture = accounts().await;
     let mut taken = take_over(&fixture.target).await;
     let opened = batch(&taken.checkpoint, (0..1000).map(|n| open(n, n.cast_signed() + 10)).collect());
-    assert_eq!(taken.committer.commit(&opened).await.unwrap(), Committed { statements: 1 });
-    taken.checkpoint.committed(&opened.advance);
+    assert_eq!(taken.committer.commit(&opened).await.unwrap().statements, 1);
+    moved(&mut taken.checkpoint, &opened);
     let added = batch(&taken.checkpoint, (1000..2000).map(|n| add(n, n.cast_signed() - 990, 2)).collect());
-    assert_eq!(taken.committer.commit(&added).await.unwrap(), Committed { statements: 1 });
-    taken.checkpoint.committed(&added.advance);
+    assert_eq!(taken.committer.commit(&added).await.unwrap().statements, 1);
+    moved(&mut taken.checkpoint, &added);
     let both = batch(&taken.checkpoint, vec![open(2000, 7_000), add(2001, 7_000, 1)]);
-    assert_eq!(taken.committer.commit(&both).await.unwrap(), Committed { statements: 4 });
+    assert_eq!(taken.committer.commit(&both).await.unwrap().statements, 4);
     assert_eq!(total(&fixture).await, (1_004, 7_006));
     let stored = fixture.stored().await;
     assert_eq!((stored.commit_no, stored.watermark, stored.counts.applied), (3, Some(Position::new(2001)), 2_002));
@@ -75,7 +74,7 @@ async fn a_batch_of_nothing_but_skips_is_one_statement() {
     let fixture = accounts().await;
     let mut taken = take_over(&fixture.target).await;
     let skips = nothing_but_skips(&taken.checkpoint, 9);
-    assert_eq!(taken.committer.commit(&skips).await.unwrap(), Committed { statements: 1 });
+    assert_eq!(taken.committer.commit(&skips).await.unwrap().statements, 1);
     let stored = fixture.stored().await;
     assert_eq!((stored.watermark, stored.counts.skipped), (Some(Position::new(9)), 7));
 }
@@ -96,8 +95,8 @@ async fn the_checkpoint_moves_also_where_no_row_is_hit() {
         for op in &ops {
             let position = fixture.stored().await.commit_no.cast_unsigned();
             let missed = batch(&taken.checkpoint, vec![apply(position, op.clone())]);
-            assert_eq!(taken.committer.commit(&missed).await.unwrap(), Committed { statements: 1 });
-            taken.checkpoint.committed(&missed.advance);
+            assert_eq!(taken.committer.commit(&missed).await.unwrap().statements, 1);
+            moved(&mut taken.checkpoint, &missed);
         }
     }
     assert_eq!(fixture.stored().await.commit_no, 6);
@@ -178,17 +177,17 @@ async fn an_orphaned_commit_under_the_same_epoch_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_row_that_breaks_a_constraint_is_an_integrity_failure_of_its_event_and_the_checkpoint_stays() {
+async fn a_row_that_breaks_a_constraint_is_a_dead_letter_and_the_checkpoint_moves_on() {
     let fixture = accounts().await;
     let mut taken = take_over(&fixture.target).await;
-    let CommitError::Failed(error) =
-        taken.committer.commit(&batch(&taken.checkpoint, vec![open(4, 1)])).await.unwrap_err()
-    else {
-        panic!("not failed")
-    };
-    assert_eq!((error.class, error.code.as_deref()), (FailureClass::Integrity, Some("23505")));
-    assert_eq!(error.position, Some(Position::new(4)));
-    assert_eq!(fixture.stored().await.commit_no, 0);
+    let committed = taken.committer.commit(&batch(&taken.checkpoint, vec![open(4, 1), open(5, 5)])).await.unwrap();
+    let [refused] = &committed.refused[..] else { panic!("{committed:?}") };
+    assert_eq!(
+        (refused.meta.position, refused.failure.kind.as_str()),
+        (Position::new(4), "commit:23505 (unique_violation)")
+    );
+    let stored = fixture.stored().await;
+    assert_eq!((stored.commit_no, stored.counts.applied, stored.counts.dead_lettered), (1, 1, 1));
 }
 
 #[tokio::test]
@@ -199,5 +198,5 @@ async fn a_table_that_is_not_fused_gets_its_transaction() {
     sqlx::raw_sql(deferrable).execute(&fixture.pool).await.unwrap();
     let mut taken = take_over(&fixture.target).await;
     let one = batch(&taken.checkpoint, vec![add(1, 1, 5)]);
-    assert_eq!(taken.committer.commit(&one).await.unwrap(), Committed { statements: 3 });
+    assert_eq!(taken.committer.commit(&one).await.unwrap().statements, 3);
 }

@@ -11,14 +11,15 @@ use chrono::{TimeZone, Utc};
 use scriba_core::checkpoint::{Counts, LastEvent, Replay};
 use scriba_core::dead_letter::Failure;
 use scriba_core::target::{
-    Batch, CommitError, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables, TakeOver,
+    CommitError, DeadLetterFilter, Entry, LeaseAnswer, Shortfall, StateRecord, StoredLease, Tables, TakeOver,
     TakeOverError, Target, Write,
 };
 use scriba_core::{EventMeta, FailureClass, Outcome, Position, ProjectionId, State};
 use scriba_target_postgres::{PgOp, PgTarget, Switch, Table};
 use sqlx::{Connection, PgConnection};
 use support::{
-    Fixture, advance, batch, dead, event, failure, fixture, id, owner, run, seen, source, take_over, take_over_as,
+    Fixture, batch, dead, event, failure, fixture, id, moved, owner, progress, run, seen, skip, source, take_over,
+    take_over_as,
 };
 use tokio::time::{sleep, timeout};
 
@@ -54,14 +55,15 @@ async fn a_commit_writes_operations_and_checkpoint_and_counts_add_up_over_commit
     assert!(taken.created);
     assert_eq!((taken.checkpoint.epoch, taken.checkpoint.commit_no, taken.checkpoint.watermark), (1, 0, None));
 
-    let mut first = batch(&taken.checkpoint, vec![seen(4), seen(9)]);
-    first.advance.counts.skipped = 5;
-    first.advance.watermark = Position::new(12);
+    let skips = (5..9).chain([12]).map(skip);
+    let mut entries: Vec<_> = [seen(4), seen(9)].into_iter().chain(skips).collect();
+    entries.sort_by_key(|entry| entry.meta.position);
+    let first = batch(&taken.checkpoint, entries);
     taken.committer.commit(&first).await.unwrap();
-    taken.checkpoint.committed(&first.advance);
+    moved(&mut taken.checkpoint, &first);
     let second = batch(&taken.checkpoint, vec![seen(13), dead(event(14), failure("decode"))]);
     taken.committer.commit(&second).await.unwrap();
-    taken.checkpoint.committed(&second.advance);
+    moved(&mut taken.checkpoint, &second);
 
     assert_eq!(fixture.seen().await, [4, 9, 13]);
     let stored = fixture.stored().await;
@@ -86,8 +88,8 @@ async fn progress_without_events_keeps_the_last_event() {
     let mut taken = take_over(&fixture.target).await;
     let first = batch(&taken.checkpoint, vec![seen(1)]);
     taken.committer.commit(&first).await.unwrap();
-    taken.checkpoint.committed(&first.advance);
-    let progress = Batch { id: id(), advance: advance(&taken.checkpoint, 7), entries: Vec::new() };
+    moved(&mut taken.checkpoint, &first);
+    let progress = progress(&taken.checkpoint, 7);
     taken.committer.commit(&progress).await.unwrap();
     let stored = fixture.stored().await;
     assert_eq!(stored.watermark, Some(Position::new(7)));
@@ -102,6 +104,7 @@ async fn a_new_checkpoint_takes_its_watermark_source_and_event_types_from_the_fi
         id: &id,
         owner: None,
         lease: LEASE,
+        handler_timeout: LEASE,
         initial: initial.map(Position::new),
         source,
         event_types,
@@ -184,7 +187,7 @@ async fn a_row_restored_to_an_older_state_is_refused_by_its_number() {
     let mut taken = take_over(&fixture.target).await;
     let first = batch(&taken.checkpoint, vec![seen(1)]);
     taken.committer.commit(&first).await.unwrap();
-    taken.checkpoint.committed(&first.advance);
+    moved(&mut taken.checkpoint, &first);
     sqlx::query("UPDATE scriba_checkpoints SET commit_no = 0, watermark = NULL, last_position = NULL")
         .execute(&fixture.pool)
         .await
@@ -211,7 +214,7 @@ async fn a_take_over_waits_for_a_commit_in_doubt_and_reads_what_became_of_it() {
         let fixture = fixture().await;
         take_over(&fixture.target).await;
         let mut doubt = other_connection(&fixture).await;
-        sqlx::raw_sql("BEGIN; SELECT scriba_advance('orders', 3, 1, 0, 8, 8, 'event 8', 1, 0, 0)")
+        sqlx::raw_sql("BEGIN; SELECT scriba_advance('orders', 3, 1, 0, 8, 8, 'event 8', 1, 0, 0, 0, '{}')")
             .execute(&mut doubt)
             .await
             .unwrap();
@@ -286,7 +289,7 @@ async fn a_lease_is_renewed_and_a_state_stored_while_a_batch_holds_the_checkpoin
     take_over_as(&fixture.target, Some(&a), LEASE).await.unwrap();
     let mut control = fixture.target.control().await.unwrap();
     let mut open = other_connection(&fixture).await;
-    sqlx::raw_sql("BEGIN; SELECT scriba_advance('orders', 3, 1, 0, 8, 8, 'event 8', 1, 0, 0)")
+    sqlx::raw_sql("BEGIN; SELECT scriba_advance('orders', 3, 1, 0, 8, 8, 'event 8', 1, 0, 0, 0, '{}')")
         .execute(&mut open)
         .await
         .unwrap();
@@ -299,11 +302,13 @@ async fn a_lease_is_renewed_and_a_state_stored_while_a_batch_holds_the_checkpoin
 
 fn record(state: State) -> StateRecord {
     StateRecord {
-        state,
         halt_reason: Some("no such column\0".to_owned()),
+        halt_class: Some(FailureClass::Structural),
+        halt_code: Some("42703".to_owned()),
         degraded_since: Some(Utc.timestamp_opt(1_700_000_000, 0).unwrap()),
-        last_error: None,
         head: Some(Position::new(0)),
+        source_keeps_position: true,
+        ..StateRecord::new(state)
     }
 }
 
@@ -313,8 +318,8 @@ async fn a_state_is_written_by_the_owner_of_the_epoch_only_and_read_by_anyone() 
     assert!(fixture.target.stored(&id()).await.unwrap().is_none(), "never started");
     take_over_as(&fixture.target, Some(&owner("a")), Duration::from_millis(50)).await.unwrap();
     let mut control = fixture.target.control().await.unwrap();
-    control.store_state(&id(), 1, &record(State::Halted)).await.unwrap();
-    control.store_state(&id(), 0, &record(State::Running)).await.unwrap();
+    assert!(control.store_state(&id(), 1, &record(State::Halted)).await.unwrap());
+    assert!(!control.store_state(&id(), 0, &record(State::Running)).await.unwrap(), "not its epoch any more");
 
     let stored = fixture.target.stored(&id()).await.unwrap().unwrap();
     let wanted = StateRecord { halt_reason: Some("no such column\u{2400}".to_owned()), ..record(State::Halted) };
@@ -371,19 +376,17 @@ async fn a_deferrable_constraint_is_checked_at_the_statement_so_that_no_later_ev
     .unwrap();
     let mut taken = take_over(&fixture.target).await;
     let entries = vec![run(1, "INSERT INTO child VALUES (1)"), run(2, "INSERT INTO parent VALUES (1)")];
-    let CommitError::Failed(error) = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap_err()
-    else {
-        panic!("not failed")
-    };
-    assert_eq!(error.class, FailureClass::Integrity);
-    assert_eq!(error.code.as_deref(), Some("23503"));
-    assert_eq!(error.position, Some(Position::new(1)));
-    assert!(error.message.contains("child_parent_fkey") && error.message.contains("table child"), "{error}");
-    assert_eq!(fixture.stored().await.watermark, None);
+    let committed = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap();
+    let [refused] = &committed.refused[..] else { panic!("{committed:?}") };
+    assert_eq!(refused.meta.position, Position::new(1));
+    assert_eq!(refused.failure.kind, "commit:23503 (foreign_key_violation)");
+    let message = &refused.failure.message;
+    assert!(message.contains("child_parent_fkey") && message.contains("table child"), "{message}");
+    assert_eq!(fixture.stored().await.counts.applied, 1);
 }
 
 #[tokio::test]
-async fn a_commit_that_the_server_refuses_has_failed_and_is_not_in_doubt() {
+async fn a_commit_that_the_server_refuses_is_not_in_doubt_and_the_guilty_event_is_found() {
     let fixture = fixture().await;
     sqlx::raw_sql(
         "CREATE TABLE parent (id int PRIMARY KEY); \
@@ -397,12 +400,10 @@ async fn a_commit_that_the_server_refuses_has_failed_and_is_not_in_doubt() {
         run(1, "DO $$ BEGIN EXECUTE 'SET CONSTRAINTS ALL DEFERRED'; END $$"),
         run(2, "INSERT INTO child VALUES (1)"),
     ];
-    let CommitError::Failed(error) = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap_err()
-    else {
-        panic!("not failed")
-    };
-    assert_eq!(error.code.as_deref(), Some("23503"));
-    assert_eq!(fixture.stored().await.watermark, None);
+    let committed = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap();
+    assert!(committed.isolated.unwrap().message.starts_with("committing a batch"), "it was the COMMIT that failed");
+    let refused: Vec<_> = committed.refused.iter().map(|refused| refused.meta.position).collect();
+    assert_eq!(refused, [Position::new(2)]);
 }
 
 #[tokio::test]
@@ -423,25 +424,12 @@ async fn a_failed_operation_rolls_the_batch_back_and_ends_the_committer() {
 }
 
 #[tokio::test]
-async fn a_statement_that_would_end_the_transaction_is_refused_with_its_position() {
-    let fixture = fixture().await;
-    let mut taken = take_over(&fixture.target).await;
-    let entries = vec![seen(1), run(2, "COMMIT")];
-    let CommitError::Failed(error) = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap_err()
-    else {
-        panic!("not failed")
-    };
-    assert_eq!((error.class, error.position), (FailureClass::Integrity, Some(Position::new(2))));
-    assert!(fixture.seen().await.is_empty());
-}
-
-#[tokio::test]
 async fn settings_that_a_statement_leaves_behind_do_not_reach_the_next_batch() {
     let fixture = fixture().await;
     let mut taken = take_over(&fixture.target).await;
     let first = batch(&taken.checkpoint, vec![run(1, "SELECT set_config('search_path', 'pg_catalog', false)")]);
     taken.committer.commit(&first).await.unwrap();
-    taken.checkpoint.committed(&first.advance);
+    moved(&mut taken.checkpoint, &first);
     taken.committer.commit(&batch(&taken.checkpoint, vec![seen(2)])).await.unwrap();
     assert_eq!(fixture.seen().await, [2]);
 }
@@ -457,7 +445,7 @@ async fn the_committing_connection_has_limits_below_the_lease_and_a_name_also_af
             'application_name', 'TimeZone') ORDER BY name";
         let reading = batch(&taken.checkpoint, vec![run(position, "TRUNCATE settings"), run(position, text)]);
         taken.committer.commit(&reading).await.unwrap();
-        taken.checkpoint.committed(&reading.advance);
+        moved(&mut taken.checkpoint, &reading);
         let found: Vec<(String, String)> =
             sqlx::query_as("SELECT name, setting FROM settings ORDER BY name COLLATE \"C\"")
                 .fetch_all(&fixture.pool)
@@ -569,7 +557,7 @@ async fn an_event_id_of_any_kind_can_be_the_last_of_a_batch() {
         let mut next = batch(&taken.checkpoint, vec![seen(position)]);
         next.advance.last_event = Some(LastEvent { position: Position::new(position), id: event_id.as_str().into() });
         taken.committer.commit(&next).await.unwrap();
-        taken.checkpoint.committed(&next.advance);
+        moved(&mut taken.checkpoint, &next);
         assert_eq!(fixture.stored().await.last_event.unwrap().id, event_id.replace('\0', "\u{2400}").as_str());
     }
     assert_eq!(fixture.seen().await, [1, 2, 3, 4]);
@@ -582,7 +570,7 @@ async fn a_dead_letter_is_one_row_per_event_however_often_it_is_written() {
     for kind in ["decode", "panic"] {
         let again = batch(&taken.checkpoint, vec![dead(event(1), failure(kind))]);
         taken.committer.commit(&again).await.unwrap();
-        taken.checkpoint.committed(&again.advance);
+        moved(&mut taken.checkpoint, &again);
     }
     let letters = fixture.target.dead_letters(&id(), &DeadLetterFilter::default()).await.unwrap();
     assert_eq!(letters.len(), 1);
@@ -619,11 +607,10 @@ async fn dead_letters_are_filtered_paged_and_counted() {
 
     let page = DeadLetterFilter { limit: Some(4), descending: true, ..all() };
     let first = fixture.target.dead_letters(&id(), &page).await.unwrap();
-    let next = DeadLetterFilter { after_id: first.last().map(|letter| letter.id), ..page };
+    let next = DeadLetterFilter { after: first.last().map(|letter| letter.position), ..page };
     assert_eq!(first.iter().map(|letter| letter.position.get()).collect::<Vec<_>>(), [9, 8, 7, 6]);
     assert_eq!(list(next).await, [5, 4, 3, 2]);
-    let after = fixture.target.dead_letters(&id(), &DeadLetterFilter { limit: Some(1), ..all() }).await.unwrap()[0].id;
-    assert_eq!(list(DeadLetterFilter { after_id: Some(after), limit: Some(2), ..all() }).await, [1, 2]);
+    assert_eq!(list(DeadLetterFilter { after: Some(Position::new(0)), limit: Some(2), ..all() }).await, [1, 2]);
 
     let stats = fixture.target.dead_letter_stats(&id()).await.unwrap();
     assert_eq!(stats.total, 10);
@@ -646,25 +633,6 @@ fn apply(position: u64, op: impl Into<PgOp>) -> Entry<PgOp> {
 }
 
 #[tokio::test]
-async fn a_required_row_that_is_missing_is_an_integrity_failure_of_its_event() {
-    let fixture = fixture().await;
-    sqlx::raw_sql("CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL)")
-        .execute(&fixture.pool)
-        .await
-        .unwrap();
-    let mut taken = take_over(&fixture.target).await;
-    let missing = apply(4, Account::update(9_i64).add(Account::BALANCE, 2).required());
-    let CommitError::Failed(error) =
-        taken.committer.commit(&batch(&taken.checkpoint, vec![seen(3), missing])).await.unwrap_err()
-    else {
-        panic!("not failed")
-    };
-    assert_eq!((error.class, error.position), (FailureClass::Integrity, Some(Position::new(4))));
-    assert!(error.message.contains("no_row") && error.message.contains("accounts"), "{error}");
-    assert!(fixture.seen().await.is_empty());
-}
-
-#[tokio::test]
 async fn a_table_that_is_missing_is_structural_and_named() {
     let fixture = fixture().await;
     let mut taken = take_over(&fixture.target).await;
@@ -682,8 +650,15 @@ async fn two_versions_of_one_name_have_checkpoints_of_their_own() {
     let fixture = fixture().await;
     let mut third = take_over(&fixture.target).await;
     let (fourth, source) = (ProjectionId::new("orders", u32::MAX), source());
-    let request =
-        TakeOver { id: &fourth, owner: None, lease: LEASE, initial: None, source: &source, event_types: None };
+    let request = TakeOver {
+        id: &fourth,
+        owner: None,
+        lease: LEASE,
+        handler_timeout: Duration::from_secs(30),
+        initial: None,
+        source: &source,
+        event_types: None,
+    };
     fixture.target.take_over(request).await.unwrap();
     third.committer.commit(&batch(&third.checkpoint, vec![seen(1)])).await.unwrap();
     let all = fixture.target.stored_all().await.unwrap();

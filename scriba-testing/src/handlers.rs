@@ -7,13 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use futures_util::FutureExt as _;
-use scriba_core::checkpoint::{Counts, LastEvent};
 use scriba_core::dead_letter::{Failure, kind};
 use scriba_core::source::SourceIdentity;
-use scriba_core::target::{Batch, CommitError, Entry, TakeOver, TakeOverError, Target, Write};
+use scriba_core::target::{Batch, CommitError, Entry, Refused, TakeOver, TakeOverError, Target, Write};
 use scriba_core::{
-    EventId, EventMeta, EventType, Events, Handler, HandlerError, Outcome, Position, Projection, ProjectionId,
-    RecordedEvent, StreamId,
+    Circuit, DeadLetterPolicy, EventId, EventMeta, EventType, Events, Handler, HandlerError, Outcome, Position,
+    Projection, ProjectionId, RecordedEvent, StreamId,
 };
 use serde::Serialize;
 
@@ -274,6 +273,7 @@ where
         id: &id,
         owner: None,
         lease: Duration::ZERO,
+        handler_timeout: Duration::from_secs(30),
         initial: None,
         source: &source,
         event_types: P::Event::event_types(),
@@ -282,7 +282,6 @@ where
 
     let mut projected = Projected { applied: Vec::new(), skipped: Vec::new(), failed: Vec::new() };
     let mut entries = Vec::new();
-    let mut last = None;
     let mut watermark = taken.checkpoint.watermark;
     for event in events {
         let meta = event.into().meta(Position::new(after(watermark)));
@@ -291,27 +290,35 @@ where
             return Err(ProjectError::Position { position, before });
         }
         watermark = Some(position);
-        last = Some(LastEvent { position, id: meta.id.clone() });
         let listed = P::Event::event_types().is_none_or(|types| types.contains(&meta.event_type.as_str()));
-        if !listed {
-            projected.skipped.push(meta);
-            continue;
-        }
-        match call(projection, &meta).await {
-            Ok(outcome) if outcome.is_skip() => projected.skipped.push(meta),
-            Ok(outcome) => entries.push(Entry { meta, write: Write::Apply(outcome) }),
-            Err(failure) => projected.failed.push(Failed { meta, failure }),
+        let write = match call(projection, &meta).await {
+            _ if !listed => Write::Skip,
+            Ok(outcome) if outcome.is_skip() => Write::Skip,
+            Ok(outcome) => Write::Apply(outcome),
+            Err(failure) => {
+                projected.failed.push(Failed { meta, failure });
+                continue;
+            }
+        };
+        entries.push(Entry { meta, write });
+    }
+    let Some(watermark) = watermark.filter(|_| !entries.is_empty() || !projected.failed.is_empty()) else {
+        return Ok(projected);
+    };
+    // Failures are what the caller wants to see, however many there are.
+    let policy = DeadLetterPolicy { circuit: Circuit::OFF, ..DeadLetterPolicy::default() };
+    let batch = Batch::new(id, &taken.checkpoint, watermark, entries, policy);
+    let committed = taken.committer.commit(&batch).await?;
+    let refused: Vec<Position> = committed.refused.iter().map(|refused| refused.meta.position).collect();
+    for Entry { meta, write } in batch.entries {
+        match write {
+            Write::Skip => projected.skipped.push(meta),
+            Write::Apply(outcome) if !refused.contains(&meta.position) => projected.applied.push((meta, outcome)),
+            Write::Apply(_) | Write::DeadLetter(_) => {}
         }
     }
-    let (Some(last), Some(watermark)) = (last, watermark) else { return Ok(projected) };
-    let counts = Counts { applied: entries.len() as u64, skipped: projected.skipped.len() as u64, dead_lettered: 0 };
-    let advance = taken.checkpoint.advance(watermark, Some(last), counts);
-    let batch = Batch { id, advance, entries };
-    taken.committer.commit(&batch).await?;
-    projected.applied.extend(batch.entries.into_iter().filter_map(|entry| match entry.write {
-        Write::Apply(outcome) => Some((entry.meta, outcome)),
-        Write::DeadLetter(_) => None,
-    }));
+    projected.failed.extend(committed.refused.into_iter().map(|Refused { meta, failure }| Failed { meta, failure }));
+    projected.failed.sort_by_key(|failed| failed.meta.position);
     Ok(projected)
 }
 

@@ -1,5 +1,5 @@
 //! Testing kit for Scriba: handlers tried without a pipeline, a source and a target in memory with faults at chosen
-//! steps, a recorder of what the engine reports, and a throwaway Postgres.
+//! steps, a recorder of what the engine reports, a throwaway Postgres, and conformance suites for adapters.
 //!
 //! From small to large:
 //!
@@ -8,8 +8,11 @@
 //! - [`MemorySource`] and [`MemoryTarget`] stand in for log and database under a real engine, and fail when told to;
 //! - [`Recorder`] keeps all that the engine reports, to wait for and to look at.
 //!
+//! For authors of adapters, [`conformance`] has a suite that every source passes, and one that every target does.
+//!
 //! Each says what it does not simulate. What Postgres itself does (constraints, locks, types) is seen on Postgres only.
 
+pub mod conformance;
 mod handlers;
 mod memory_source;
 mod memory_target;
@@ -17,6 +20,6 @@ pub mod postgres;
 mod recorder;
 
 pub use handlers::{Failed, Given, ProjectError, Projected, handle, project};
-pub use memory_source::{FaultCounts, Faults, MemorySource, SourceFault};
+pub use memory_source::{FaultCounts, Faults, HeldAppend, MemorySource, SourceCall, SourceFault};
 pub use memory_target::{MemoryTarget, Snapshot, TargetFault, TargetStep};
 pub use recorder::{NotSeen, Record, Recorded, Recorder};

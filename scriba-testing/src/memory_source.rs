@@ -1,24 +1,25 @@
 //! A source in memory, with faults.
 
+mod faults;
+mod log;
 mod subscription;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ops::Range;
+use std::future::pending;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use chrono::Utc;
-use scriba_core::source::{
-    PassedOver, Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription, TypeSet,
-};
-use scriba_core::{EventId, EventType, Position, ProjectionId, RecordedEvent, StreamId};
+use scriba_core::source::{Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription};
+use scriba_core::{EventType, Position, ProjectionId, RecordedEvent, StreamId};
 use serde::Serialize;
 use tokio::sync::Notify;
-use tokio::time::Instant;
 
+pub use self::faults::{FaultCounts, Faults, SourceCall, SourceFault};
+pub use self::log::HeldAppend;
+pub(crate) use self::log::recorded;
+use self::log::{Log, MemoryInspector};
 use self::subscription::MemorySubscription;
 
 /// An event log in memory. Clones share the log, so a test keeps one to append to and gives the other away.
@@ -28,8 +29,18 @@ use self::subscription::MemorySubscription;
 /// test that throws its target away has to call [`MemorySource::forget_acks`]. Waits go by `tokio::time`, so they
 /// follow a paused clock.
 ///
-/// Not simulated: events that vanish by retention, a log put back to an older state, a limit on the number of
-/// subscribers, and the cost of reading from a network.
+/// Faults come by chance ([`MemorySource::faults`]), on request ([`MemorySource::inject`]), or as something that befalls
+/// the store ([`MemorySource::truncate_below`], [`MemorySource::restore_before`], [`MemorySource::tell_identity`] and others).
+///
+/// # What it does not simulate
+///
+/// - a limit on the number of subscribers, and one that takes the subscription from another;
+/// - an error of its own after so many deliveries of an event, and an event that the server parks;
+/// - the cost, the buffers and the order of answers of a network: a page is read and handed out in one step, so nothing is
+///   lost or delivered twice by a connection that breaks in the middle of an answer;
+/// - a failure of an inspector alone: it is unavailable when the whole source is;
+/// - bodies or ids that the store refuses: it takes any;
+/// - a fail-over to a replica that trails: a restored store is put back for all at once, and open subscriptions end.
 ///
 /// ```
 /// use scriba_testing::MemorySource;
@@ -44,84 +55,11 @@ pub struct MemorySource {
     shared: Arc<Shared>,
 }
 
-/// Faults by chance, drawn from a seed: the same seed and the same calls meet the same faults. The default has none.
-///
-/// Chances are between 0 and 1, for each page unless said otherwise.
-#[derive(Clone, Debug, Default)]
-pub struct Faults {
-    /// Where the chances come from.
-    pub seed: u64,
-    /// Delivers again a run of events that this subscription has handed out and that are not acked.
-    pub repeat: f64,
-    /// Ends the subscription.
-    pub end: f64,
-    /// Becomes unavailable for a time out of `outage`, for each page and each subscription.
-    pub unavailable: f64,
-    /// How long an outage lasts; none where it is empty.
-    pub outage: Range<Duration>,
-    /// The wait before each page; none where it is empty.
-    pub delay: Range<Duration>,
-    /// Whether subscriptions begin below the asked position, though never at or below the last ack.
-    pub start_below: bool,
-    /// Pages have a random size from 1 to this; as large as asked for where it is `None`.
-    pub page: Option<usize>,
-}
-
-/// One fault on request, see [`MemorySource::inject`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SourceFault {
-    /// The next page delivers again events that its subscription handed out and that are not acked. Waits for a page
-    /// that has some.
-    Repeat,
-    /// The next page is the end of its subscription.
-    End,
-    /// At the next page the source becomes unavailable for so long.
-    Unavailable(Duration),
-    /// The next page comes so much later.
-    Delay(Duration),
-    /// The next subscription begins below the asked position, right above the last ack.
-    StartBelow,
-}
-
-/// Faults that really happened, counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FaultCounts {
-    /// Events delivered again within a subscription.
-    pub repeated: u64,
-    /// Subscriptions ended.
-    pub ended: u64,
-    /// Outages begun.
-    pub unavailable: u64,
-    /// Pages that came later.
-    pub delayed: u64,
-    /// Subscriptions begun below the asked position, with an event there.
-    pub started_below: u64,
-    /// Events delivered below the last one for the first time.
-    pub late: u64,
-}
-
 struct Shared {
     fingerprint: String,
     log: Mutex<Log>,
     /// Woken by everything that may let a waiting subscription go on.
     changed: Notify,
-}
-
-#[derive(Default)]
-struct Log {
-    /// In the order of positions.
-    events: Vec<RecordedEvent>,
-    revisions: HashMap<StreamId, u64>,
-    /// What each projection need not be delivered again.
-    acked: BTreeMap<ProjectionId, Position>,
-    /// Positions appended below the head, in the order of appending.
-    late: Vec<Position>,
-    subscriptions: u64,
-    filters_types: bool,
-    faults: Faults,
-    script: VecDeque<SourceFault>,
-    unavailable_until: Option<Instant>,
-    met: FaultCounts,
 }
 
 impl Default for Shared {
@@ -160,8 +98,17 @@ impl MemorySource {
         body: impl Into<Bytes>,
     ) -> Position {
         let mut log = self.lock();
-        let position = log.events.last().map_or(Position::new(0), |last| Position::new(last.position.get() + 1));
-        log.insert(position, stream_id.into(), event_type.into(), body.into());
+        let position = log.next_position();
+        log.insert(recorded(position, stream_id.into(), event_type.into(), body.into()));
+        self.changed(log);
+        position
+    }
+
+    /// Appends an event with the id, metadata and time it has; position and revision are those it gets here.
+    pub fn append_event(&self, event: RecordedEvent) -> Position {
+        let mut log = self.lock();
+        let position = log.next_position();
+        log.insert(RecordedEvent { position, ..event });
         self.changed(log);
         position
     }
@@ -192,7 +139,7 @@ impl MemorySource {
     ) {
         let mut log = self.lock();
         log.assert_above_head(position);
-        log.insert(position, stream_id.into(), event_type.into(), body.into());
+        log.insert(recorded(position, stream_id.into(), event_type.into(), body.into()));
         self.changed(log);
     }
 
@@ -204,7 +151,7 @@ impl MemorySource {
         let mut log = self.lock();
         for event in events {
             log.assert_above_head(event.position);
-            log.events.push(event);
+            log.insert_as_it_is(event);
         }
         self.changed(log);
     }
@@ -223,13 +170,59 @@ impl MemorySource {
     ) {
         let mut log = self.lock();
         assert!(log.at(position).is_none(), "there is an event at position {position} already");
-        log.insert(position, stream_id.into(), event_type.into(), body.into());
+        log.insert(recorded(position, stream_id.into(), event_type.into(), body.into()));
         log.late.push(position);
         self.changed(log);
     }
 
+    /// Begins an append: it draws the next position, and until it is committed or rolled back nothing above that position
+    /// is delivered.
+    pub fn hold_append(
+        &self,
+        stream_id: impl Into<StreamId>,
+        event_type: impl Into<EventType>,
+        body: impl Into<Bytes>,
+    ) -> HeldAppend {
+        let mut log = self.lock();
+        let position = log.hold();
+        let event = recorded(position, stream_id.into(), event_type.into(), body.into());
+        HeldAppend { source: self.clone(), position, event: Some(event) }
+    }
+
+    /// Leaves out so many revisions of a stream before its next event, as truncated streams and categories do.
+    pub fn skip_revisions(&self, stream_id: impl Into<StreamId>, count: u64) {
+        self.lock().skip_revisions(stream_id.into(), count);
+    }
+
+    /// Removes the events below a position, as retention does. Subscriptions go on with what is left.
+    pub fn truncate_below(&self, position: Position) {
+        let mut log = self.lock();
+        log.truncate_below(position);
+        self.changed(log);
+    }
+
+    /// Puts the store back to what it was before the append at a position: later appends draw the same positions again, acks
+    /// at or above it are forgotten, and open subscriptions end.
+    pub fn restore_before(&self, position: Position) {
+        let mut log = self.lock();
+        log.restore_before(position);
+        self.changed(log);
+    }
+
+    /// Ends all open subscriptions, as a connection does that is cut. New ones can be opened at once.
+    pub fn cut(&self) {
+        let mut log = self.lock();
+        log.cuts += 1;
+        self.changed(log);
+    }
+
+    /// Says from now on that it is this, whatever it is: as if the program were connected to another store.
+    pub fn tell_identity(&self, kind: impl Into<String>, fingerprint: impl Into<String>) {
+        self.lock().pretended = Some(SourceIdentity { kind: kind.into(), fingerprint: fingerprint.into() });
+    }
+
     /// Adds a fault to the script, which is followed in order: the next page or subscription that the first fault
-    /// applies to meets it.
+    /// applies to meets it. What is behind a fault that does not come to pass waits.
     pub fn inject(&self, fault: SourceFault) {
         let mut log = self.lock();
         log.script.push_back(fault);
@@ -277,6 +270,10 @@ impl MemorySource {
         self.shared.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn hangs(&self, call: SourceCall) -> bool {
+        self.lock().hangs(call)
+    }
+
     fn changed(&self, log: MutexGuard<'_, Log>) {
         drop(log);
         self.shared.changed.notify_waiters();
@@ -290,11 +287,16 @@ impl Source for MemorySource {
     }
 
     async fn identity(&self) -> Result<SourceIdentity, SourceError> {
-        self.lock().reachable()?;
-        Ok(SourceIdentity { kind: "memory".to_owned(), fingerprint: self.shared.fingerprint.clone() })
+        let log = self.lock();
+        log.reachable()?;
+        let own = || SourceIdentity { kind: "memory".to_owned(), fingerprint: self.shared.fingerprint.clone() };
+        Ok(log.pretended.clone().unwrap_or_else(own))
     }
 
     async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError> {
+        if self.hangs(SourceCall::Subscribe) {
+            pending::<()>().await;
+        }
         let subscription = MemorySubscription::open(self.clone(), &mut self.lock(), &request)?;
         Ok(Box::new(subscription))
     }
@@ -303,91 +305,16 @@ impl Source for MemorySource {
         self.lock().reachable()?;
         Ok(Box::new(MemoryInspector(self.clone())))
     }
-}
 
-struct MemoryInspector(MemorySource);
+    fn keeps_position(&self) -> bool {
+        true
+    }
 
-#[async_trait]
-impl SourceInspector for MemoryInspector {
-    async fn head(&mut self) -> Result<Option<Position>, SourceError> {
-        let log = self.0.lock();
+    async fn reset(&self, id: &ProjectionId) -> Result<(), SourceError> {
+        let mut log = self.lock();
         log.reachable()?;
-        Ok(log.events.last().map(|event| event.position))
-    }
-
-    async fn event_id_at(&mut self, position: Position) -> Result<Option<EventId>, SourceError> {
-        let log = self.0.lock();
-        log.reachable()?;
-        Ok(log.at(position).map(|event| event.id.clone()))
-    }
-
-    async fn passed_over(&mut self, types: TypeSet<'_>, up_to: Position) -> Result<Option<PassedOver>, SourceError> {
-        let log = self.0.lock();
-        log.reachable()?;
-        let passed = || log.events.iter().filter(|event| event.position <= up_to);
-        let first = passed().find(|event| types.contains(event.event_type.as_str()));
-        Ok(first.map(|first| PassedOver {
-            event_type: first.event_type.clone(),
-            events: passed().filter(|event| event.event_type == first.event_type).count() as u64,
-            first: first.position,
-        }))
-    }
-}
-
-impl Log {
-    fn insert(&mut self, position: Position, stream_id: StreamId, event_type: EventType, data: Bytes) {
-        let revision = self.revisions.entry(stream_id.clone()).or_default();
-        let event = RecordedEvent { revision: Some(*revision), ..recorded(position, stream_id, event_type, data) };
-        *revision += 1;
-        let index = self.index_from(position.get());
-        self.events.insert(index, event);
-    }
-
-    fn assert_above_head(&self, position: Position) {
-        let head = self.events.last().map(|event| event.position);
-        assert!(
-            head < Some(position),
-            "position {position} is not above the head {head:?}: `append_late` puts events in below"
-        );
-    }
-
-    /// The index of the first event at or above a position.
-    fn index_from(&self, position: u64) -> usize {
-        self.events.partition_point(|event| event.position.get() < position)
-    }
-
-    fn at(&self, position: Position) -> Option<&RecordedEvent> {
-        self.events.get(self.index_from(position.get())).filter(|event| event.position == position)
-    }
-
-    fn fall_silent(&mut self, duration: Duration) -> SourceError {
-        self.unavailable_until = Some(Instant::now() + duration);
-        self.met.unavailable += 1;
-        SourceError::unavailable(format!("memory source: unavailable for {duration:?}"))
-    }
-
-    fn reachable(&self) -> Result<(), SourceError> {
-        let left = self.unavailable_until.map(|until| until.saturating_duration_since(Instant::now()));
-        match left {
-            Some(left) if !left.is_zero() => {
-                Err(SourceError::unavailable(format!("memory source: unavailable for another {left:?}")))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-/// An event as a store would have it, without a revision.
-pub(crate) fn recorded(position: Position, stream_id: StreamId, event_type: EventType, data: Bytes) -> RecordedEvent {
-    RecordedEvent {
-        id: EventId::from(format!("event-{position}")),
-        stream_id,
-        event_type,
-        position,
-        revision: None,
-        data,
-        metadata: Bytes::new(),
-        occurred_at: Some(Utc::now()),
+        log.acked.remove(id);
+        Ok(())
     }
 }
 

@@ -1,23 +1,28 @@
 //! A target in memory, with failures at chosen steps and an eye on the contract.
 
+mod committer;
 mod store;
+mod tables;
 
-use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use scriba_core::checkpoint::{Checkpoint, Replay};
+use scriba_core::checkpoint::Checkpoint;
 use scriba_core::dead_letter::DeadLetter;
-use scriba_core::target::{
-    Batch, CommitError, Committed, Committer, Control, DeadLetterFilter, DeadLetterStats, LeaseAnswer, Owner,
-    StateRecord, StoredProjection, Tables, TakeOver, TakeOverError, TakenOver, Target, TargetError,
-};
+use scriba_core::target::{TakeOver, TakeOverError, TakenOver, Target, TargetError};
 use scriba_core::{FailureClass, Position, ProjectionId, sqlstate};
-use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::sync::{Notify, OwnedMutexGuard};
 
+use self::committer::MemoryCommitter;
 use self::store::{Planned, Row, Store};
+
+/// How long a transaction may be silent where no lease says when others may follow.
+const BOUND_WITHOUT_LEASE: Duration = Duration::from_secs(20);
+
+/// How long it may be silent with the shortest lease.
+const SHORTEST_BOUND: Duration = Duration::from_secs(2);
 
 /// A target in memory: what was committed is a log of positions and operations. Clones share everything, so a test
 /// keeps one to look at and gives the other away.
@@ -25,10 +30,17 @@ use self::store::{Planned, Row, Store};
 /// It checks the engine while it is used: [`MemoryTarget::violations`] is empty as long as the watermark only moves
 /// forwards, every event is applied once and in the order of positions, and the counts are those of the batches.
 ///
+/// A statement of a reset, whatever it says, empties the log of operations.
+///
 /// Leases go by `tokio::time`, so they follow a paused clock, though only on the runtime whose clock is paused.
 ///
-/// Not simulated: operations are kept and not carried out, so there are no constraints, types or rows; a take-over
-/// does not wait for a commit that hangs (it fences it off); nothing outlives the process.
+/// A commit holds the row of its checkpoint from [`TargetStep::Checkpoint`] to its end, as on Postgres: a take-over, a reset and a commit of
+/// another owner wait for it, and renewals of the lease do not. One that hangs gives the row up when it is released or dropped,
+/// and otherwise when the server would end it, after two thirds of the lease (at least 2 s, and 20 s without a lease); it fails then.
+///
+/// Not simulated: operations are kept and not carried out, so there are no constraints, types or rows, but for what
+/// [`MemoryTarget::judging`] says, and a change that hits no row counts as one; no two projections wait for each other, since
+/// they share no rows; no lock runs into its timeout; a connection is never lost on its own; nothing outlives the process.
 ///
 /// ```
 /// use scriba_testing::{MemoryTarget, TargetFault, TargetStep};
@@ -42,7 +54,7 @@ pub struct MemoryTarget<Op> {
     shared: Arc<Shared<Op>>,
 }
 
-/// The steps of a take-over and of a commit, in order.
+/// The steps of a take-over, of a commit and of a reset, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TargetStep {
     /// A take-over begins.
@@ -57,6 +69,10 @@ pub enum TargetStep {
     Commit,
     /// The replay position is stored.
     ReplayPosition,
+    /// The event types are stored.
+    EventTypes,
+    /// A statement of a reset.
+    Statement,
 }
 
 /// How a step fails.
@@ -64,9 +80,11 @@ pub enum TargetStep {
 pub enum TargetFault {
     /// The connection is lost.
     Transient,
+    /// A lock is not to be had.
+    Locked,
     /// A table is missing.
     Structural,
-    /// A unique constraint is violated.
+    /// A unique constraint is violated: at [`TargetStep::Apply`] by the operations of an event, which becomes a dead letter.
     Integrity,
     /// The connection is lost after COMMIT was sent; at other steps than [`TargetStep::Commit`] the same as
     /// [`TargetFault::Transient`].
@@ -74,6 +92,9 @@ pub enum TargetFault {
         /// Whether the commit came to be durable all the same.
         durable: bool,
     },
+    /// The connection is lost after COMMIT was sent, and the server comes to it only when the next take-over or reset waits for it:
+    /// until then nothing of it is to be seen, and then it is durable. At other steps the same as [`TargetFault::Transient`].
+    Late,
     /// The step does not return until [`MemoryTarget::release_hung`] lets it go on.
     Hang,
 }
@@ -89,9 +110,31 @@ pub struct Snapshot<Op> {
     pub dead_letters: Vec<DeadLetter>,
 }
 
+/// How the database fails at an operation.
+type Judge<Op> = Box<dyn Fn(&Op) -> Option<TargetFault> + Send + Sync>;
+
 struct Shared<Op> {
     store: Mutex<Store<Op>>,
+    judge: Option<Judge<Op>>,
     released: Notify,
+    /// Steps that hang.
+    hanging: AtomicUsize,
+}
+
+/// A step that hangs, until it goes on or is dropped.
+struct Hanging<'a>(&'a AtomicUsize);
+
+impl<'a> Hanging<'a> {
+    fn new(hanging: &'a AtomicUsize) -> Self {
+        hanging.fetch_add(1, Ordering::SeqCst);
+        Self(hanging)
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl<Op> Clone for MemoryTarget<Op> {
@@ -102,7 +145,7 @@ impl<Op> Clone for MemoryTarget<Op> {
 
 impl<Op> Default for MemoryTarget<Op> {
     fn default() -> Self {
-        Self { shared: Arc::new(Shared { store: Mutex::default(), released: Notify::new() }) }
+        Self::with(None)
     }
 }
 
@@ -110,6 +153,18 @@ impl<Op> MemoryTarget<Op> {
     /// With nothing in it.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// With nothing in it, and operations that fail: for each one `judge` says how, if it does, as the database's constraints
+    /// and types do. An event with an operation that is answered with [`TargetFault::Integrity`] becomes a dead letter;
+    /// any other answer fails the batch as it does at [`TargetStep::Apply`], and [`TargetFault::Hang`] as a lost connection.
+    pub fn judging(judge: impl Fn(&Op) -> Option<TargetFault> + Send + Sync + 'static) -> Self {
+        Self::with(Some(Box::new(judge)))
+    }
+
+    fn with(judge: Option<Judge<Op>>) -> Self {
+        let (store, released, hanging) = (Mutex::default(), Notify::new(), AtomicUsize::new(0));
+        Self { shared: Arc::new(Shared { store, judge, released, hanging }) }
     }
 
     /// The `nth` time from now that `step` is reached (1 is the next time), it fails; once.
@@ -142,6 +197,11 @@ impl<Op> MemoryTarget<Op> {
     /// Lets all steps that hang go on.
     pub fn release_hung(&self) {
         self.shared.released.notify_waiters();
+    }
+
+    /// Steps that hang now.
+    pub fn hanging(&self) -> usize {
+        self.shared.hanging.load(Ordering::SeqCst)
     }
 
     /// Steps reached so far, of all projections.
@@ -186,6 +246,16 @@ impl<Op> MemoryTarget<Op> {
         self.lock().violations.clone()
     }
 
+    fn judge(&self, ops: &[Op]) -> Option<TargetFault> {
+        ops.iter().find_map(self.shared.judge.as_ref()?)
+    }
+
+    /// Waits for the row of a checkpoint, which is the caller's until the guard is dropped.
+    async fn row_lock(&self, id: &ProjectionId) -> OwnedMutexGuard<()> {
+        let lock = Arc::clone(self.lock().locks.entry(id.clone()).or_default());
+        lock.lock_owned().await
+    }
+
     fn lock(&self) -> MutexGuard<'_, Store<Op>> {
         self.shared.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,6 +265,7 @@ impl<Op> MemoryTarget<Op> {
         let released = self.shared.released.notified();
         let fault = self.lock().reach(step);
         if fault == Some(TargetFault::Hang) {
+            let _hanging = Hanging::new(&self.shared.hanging);
             released.await;
             return None;
         }
@@ -229,7 +300,10 @@ impl<Op: Clone> MemoryTarget<Op> {
 impl TargetFault {
     fn error(self, step: TargetStep, position: Option<Position>) -> TargetError {
         let (class, code) = match self {
-            Self::Transient | Self::Ambiguous { .. } | Self::Hang => (FailureClass::TransientServer, "08006"),
+            Self::Transient | Self::Ambiguous { .. } | Self::Late | Self::Hang => {
+                (FailureClass::TransientServer, "08006")
+            }
+            Self::Locked => (FailureClass::TransientStatement, sqlstate::LOCK_NOT_AVAILABLE),
             Self::Structural => (FailureClass::Structural, sqlstate::UNDEFINED_TABLE),
             Self::Integrity => (FailureClass::Integrity, "23505"),
         };
@@ -243,15 +317,23 @@ impl<Op: Clone + Send + Sync + 'static> Target<Op> for MemoryTarget<Op> {
     async fn take_over(&self, request: TakeOver<'_>) -> Result<TakenOver<Op>, TakeOverError> {
         self.step_or_fail(TargetStep::TakeOver, None).await?;
         let TakeOver { id, owner, lease, .. } = request;
+        if let Some(holder) = owner.and_then(|owner| self.lock().holder_instead_of(id, owner)) {
+            return Err(TakeOverError::Held { holder });
+        }
+        let _row = self.row_lock(id).await;
         let mut store = self.lock();
+        store.land(id);
         if let Some(owner) = owner {
-            if let Some(held) = store.other_holder(id, owner) {
-                return Err(TakeOverError::Held { holder: held.owner.description.clone() });
+            if let Some(holder) = store.holder_instead_of(id, owner) {
+                return Err(TakeOverError::Held { holder });
             }
             store.hold(id, owner, lease);
         }
-        let created = !store.rows.contains_key(id);
+        let created = store.rows.get(id).is_none_or(|row| row.reset);
         let row = store.rows.entry(id.clone()).or_insert_with(|| Row::new(&request));
+        if row.reset {
+            row.begin_anew(&request);
+        }
         row.checkpoint.epoch += 1;
         Ok(TakenOver {
             checkpoint: row.checkpoint.clone(),
@@ -261,192 +343,9 @@ impl<Op: Clone + Send + Sync + 'static> Target<Op> for MemoryTarget<Op> {
                 target: self.clone(),
                 id: id.clone(),
                 epoch: row.checkpoint.epoch,
+                bound: owner.map_or(BOUND_WITHOUT_LEASE, |_| (lease * 2 / 3).max(SHORTEST_BOUND)),
                 unusable: false,
             }),
         })
-    }
-}
-
-struct MemoryCommitter<Op> {
-    target: MemoryTarget<Op>,
-    id: ProjectionId,
-    epoch: i64,
-    /// An error was returned, or a call was dropped half-way.
-    unusable: bool,
-}
-
-impl<Op: Clone + Send + Sync> MemoryCommitter<Op> {
-    fn begin_use(&mut self, id: &ProjectionId, epoch: i64) {
-        let mut store = self.target.lock();
-        if self.unusable {
-            store.violations.push(format!("{id}: a committer is used again after it failed, epoch {epoch}"));
-        }
-        if (id, epoch) != (&self.id, self.epoch) {
-            let own = format!("{}, epoch {}", self.id, self.epoch);
-            store.violations.push(format!("{id}, epoch {epoch}: committed by the committer of {own}"));
-        }
-        self.unusable = true;
-    }
-
-    async fn try_commit(&self, batch: &Batch<Op>) -> Result<Committed, CommitError> {
-        let target = &self.target;
-        target.step_or_fail(TargetStep::Begin, None).await.map_err(CommitError::Failed)?;
-        target.step_or_fail(TargetStep::Checkpoint, None).await.map_err(CommitError::Failed)?;
-        target.lock().expect(&batch.id, &batch.advance).map_err(CommitError::Fenced)?;
-        for entry in &batch.entries {
-            let position = Some(entry.meta.position);
-            target.step_or_fail(TargetStep::Apply, position).await.map_err(CommitError::Failed)?;
-        }
-        let step = TargetStep::Commit;
-        let fault = target.step(step).await;
-        let lost = fault.map(|fault| fault.error(step, None));
-        match (fault, lost) {
-            // Fenced off meanwhile, or not: the connection is lost all the same.
-            (Some(TargetFault::Ambiguous { durable }), Some(error)) => {
-                if durable {
-                    let _ = target.lock().write(batch);
-                }
-                Err(CommitError::Ambiguous(error))
-            }
-            (_, Some(error)) => Err(CommitError::Failed(error)),
-            (_, None) => {
-                target.lock().write(batch).map_err(CommitError::Fenced)?;
-                // Begin, checkpoint, one for each event, commit.
-                Ok(Committed { statements: batch.entries.len() as u64 + 3 })
-            }
-        }
-    }
-}
-
-#[async_trait]
-impl<Op: Clone + Send + Sync + 'static> Committer<Op> for MemoryCommitter<Op> {
-    async fn commit(&mut self, batch: &Batch<Op>) -> Result<Committed, CommitError> {
-        self.begin_use(&batch.id, batch.advance.epoch);
-        let result = self.try_commit(batch).await;
-        self.unusable = result.is_err();
-        result
-    }
-
-    async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError> {
-        let (id, epoch) = (self.id.clone(), self.epoch);
-        self.begin_use(&id, epoch);
-        self.target.step_or_fail(TargetStep::ReplayPosition, None).await.map_err(CommitError::Failed)?;
-        let mut store = self.target.lock();
-        let checkpoint = &mut store.fenced(&id, epoch).map_err(CommitError::Fenced)?.checkpoint;
-        if checkpoint.replay == Replay::Ongoing {
-            checkpoint.replay = Replay::Over(caught_up);
-        }
-        drop(store);
-        self.unusable = false;
-        Ok(())
-    }
-
-    async fn store_event_types(&mut self, types: Option<&[&str]>) -> Result<(), CommitError> {
-        let (id, epoch) = (self.id.clone(), self.epoch);
-        self.begin_use(&id, epoch);
-        let mut store = self.target.lock();
-        let checkpoint = &mut store.fenced(&id, epoch).map_err(CommitError::Fenced)?.checkpoint;
-        checkpoint.event_types = types.map(|types| types.iter().map(|&listed| listed.to_owned()).collect());
-        drop(store);
-        self.unusable = false;
-        Ok(())
-    }
-}
-
-#[async_trait]
-impl<Op: Send + Sync + 'static> Tables for MemoryTarget<Op> {
-    async fn check(&self) -> Result<(), TargetError> {
-        self.lock().reachable()
-    }
-
-    async fn control(&self) -> Result<Box<dyn Control>, TargetError> {
-        self.lock().reachable()?;
-        Ok(Box::new(MemoryControl(self.clone())))
-    }
-
-    async fn stored(&self, id: &ProjectionId) -> Result<Option<StoredProjection>, TargetError> {
-        let store = self.lock();
-        store.reachable()?;
-        Ok(store.stored(id))
-    }
-
-    async fn stored_all(&self) -> Result<Vec<StoredProjection>, TargetError> {
-        let store = self.lock();
-        store.reachable()?;
-        Ok(store.rows.keys().filter_map(|id| store.stored(id)).collect())
-    }
-
-    async fn dead_letters(&self, id: &ProjectionId, filter: &DeadLetterFilter) -> Result<Vec<DeadLetter>, TargetError> {
-        self.lock().reachable()?;
-        let mut letters = self.dead_letters(id);
-        letters.retain(|letter| lets_through(filter, letter));
-        if filter.descending {
-            letters.reverse();
-        }
-        letters.truncate(filter.limit.unwrap_or(100) as usize);
-        Ok(letters)
-    }
-
-    async fn dead_letter_stats(&self, id: &ProjectionId) -> Result<DeadLetterStats, TargetError> {
-        self.lock().reachable()?;
-        let letters = self.dead_letters(id);
-        let mut kinds = BTreeMap::<_, u64>::new();
-        for letter in &letters {
-            *kinds.entry(letter.failure.kind.clone()).or_default() += 1;
-        }
-        let mut by_kind: Vec<_> = kinds.into_iter().collect();
-        by_kind.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-        Ok(DeadLetterStats {
-            total: letters.len() as u64,
-            by_kind,
-            oldest: letters.iter().map(|letter| letter.failed_at).min(),
-            newest: letters.iter().map(|letter| letter.failed_at).max(),
-        })
-    }
-}
-
-fn lets_through(filter: &DeadLetterFilter, letter: &DeadLetter) -> bool {
-    let DeadLetterFilter { stream_id, kind, from_position, to_position, since, until, after_id, limit: _, descending } =
-        filter;
-    stream_id.as_ref().is_none_or(|stream_id| *stream_id == letter.stream_id)
-        && kind.as_ref().is_none_or(|kind| *kind == letter.failure.kind)
-        && from_position.is_none_or(|from| from <= letter.position)
-        && to_position.is_none_or(|to| letter.position <= to)
-        && since.is_none_or(|since| since <= letter.failed_at)
-        && until.is_none_or(|until| letter.failed_at < until)
-        && after_id.is_none_or(|id| if *descending { letter.id < id } else { id < letter.id })
-}
-
-struct MemoryControl<Op>(MemoryTarget<Op>);
-
-#[async_trait]
-impl<Op: Send + Sync + 'static> Control for MemoryControl<Op> {
-    async fn lease(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<LeaseAnswer, TargetError> {
-        let mut store = self.0.lock();
-        store.reachable()?;
-        if let Some(held) = store.other_holder(id, owner) {
-            let expires_in = held.expires.saturating_duration_since(Instant::now());
-            return Ok(LeaseAnswer::HeldBy { holder: held.owner.description.clone(), expires_in });
-        }
-        store.hold(id, owner, ttl);
-        Ok(LeaseAnswer::Held)
-    }
-
-    async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError> {
-        let mut store = self.0.lock();
-        store.reachable()?;
-        if store.leases.get(id).is_some_and(|lease| lease.owner == *owner) {
-            store.leases.remove(id);
-        }
-        Ok(())
-    }
-
-    async fn store_state(&mut self, id: &ProjectionId, epoch: i64, state: &StateRecord) -> Result<(), TargetError> {
-        let mut store = self.0.lock();
-        store.reachable()?;
-        if let Ok(row) = store.fenced(id, epoch) {
-            row.state = state.clone();
-        }
-        Ok(())
     }
 }

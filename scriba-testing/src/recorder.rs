@@ -4,9 +4,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use scriba_core::dead_letter::Failure;
-use scriba_core::telemetry::{self, BatchNext, Observer, SkipReason};
-use scriba_core::{EventMeta, FailureClass, HaltReason, Position, ProjectionId, StreamId};
+use scriba_core::telemetry::{self, BatchNext, Observer, SkipReason, StopReason};
+use scriba_core::{EventMeta, FailureClass, HaltReason, Position, ProjectionId, State, StreamId};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -63,13 +64,22 @@ pub enum Recorded {
     /// An attempt at an event succeeded.
     EventStop { meta: EventMeta, duration: Duration },
     /// An attempt at an event failed.
-    EventException { meta: EventMeta, duration: Duration, failure: Failure },
+    EventException { meta: EventMeta, duration: Option<Duration>, failure: Failure },
     /// An event was skipped.
     EventSkipped { position: Position, stream_id: StreamId, reason: SkipReason },
     /// A batch is durable.
-    BatchStop { events: u64, operations: u64, statements: u64, duration: Duration, watermark: Position },
+    BatchStop {
+        events: u64,
+        applied: u64,
+        skipped: u64,
+        dead_lettered: u64,
+        operations: u64,
+        statements: u64,
+        duration: Duration,
+        watermark: Position,
+    },
     /// A batch was not committed.
-    BatchFailed { class: Option<FailureClass>, code: Option<String>, message: String, next: BatchNext },
+    BatchFailed { events: u64, class: Option<FailureClass>, code: Option<String>, message: String, next: BatchNext },
     /// A dead letter is durable.
     DeadLettered { meta: EventMeta, failure: Failure },
     /// The first pipeline of this lifetime is up.
@@ -79,25 +89,32 @@ pub enum Recorded {
     /// The projection resumed.
     Resumed,
     /// The projection stopped.
-    Stopped,
+    Stopped { reason: StopReason, left_behind: Option<String>, halt_reason: Option<HaltReason> },
     /// The projection halted.
     Halted { reason: HaltReason },
     /// The projection does not get on.
     Degraded { since: Duration, failures: u32, last_error: String },
     /// The projection gets on again.
-    Recovered { since: Duration, failures: u32 },
+    Recovered { since: Duration, failures: u32, last_error: String },
     /// A take-over has read the checkpoint.
     CheckpointLoaded { watermark: Option<Position>, epoch: i64, stored: bool },
     /// The lag was measured.
-    Lag { head: Option<Position>, watermark: Option<Position> },
+    Lag {
+        lag_time: Option<Duration>,
+        lag_events: Option<u64>,
+        head: Option<Position>,
+        watermark: Option<Position>,
+        state: State,
+        degraded_since: Option<DateTime<Utc>>,
+    },
     /// Another node holds the projection.
     Standby { holder: String, attempt: u32, retry_in: Duration },
     /// The source delivers.
-    Subscribed { after: Option<Position> },
+    Subscribed { after: Option<Position>, attempts: u32, waited: Duration },
     /// A source holds before positions that are not there.
-    GapDetected { position: Position, highest_visible: Position, blocker: String },
+    GapDetected { position: Position, highest_visible: Position, age: Duration, evidence: String, blocker: String },
     /// A source passed positions that will never be there.
-    GapPassed { from: Position, to: Position, age: Duration, evidence: String },
+    GapPassed { from: Position, to: Position, highest_visible: Position, age: Duration, evidence: String },
     /// This node lost the projection to another.
     OwnershipLost { epoch: i64, by: String },
 }
@@ -193,14 +210,33 @@ impl Observer for Recorder {
     }
 
     fn batch_stop(&self, id: &ProjectionId, event: &telemetry::BatchStop) {
-        let &telemetry::BatchStop { events, operations, statements, duration, watermark } = event;
-        self.add(id, Recorded::BatchStop { events, operations, statements, duration, watermark });
+        let &telemetry::BatchStop {
+            events,
+            applied,
+            skipped,
+            dead_lettered,
+            operations,
+            statements,
+            duration,
+            watermark,
+        } = event;
+        let recorded = Recorded::BatchStop {
+            events,
+            applied,
+            skipped,
+            dead_lettered,
+            operations,
+            statements,
+            duration,
+            watermark,
+        };
+        self.add(id, recorded);
     }
 
     fn batch_failed(&self, id: &ProjectionId, event: &telemetry::BatchFailed<'_>) {
-        let &telemetry::BatchFailed { class, code, message, next } = event;
+        let &telemetry::BatchFailed { events, class, code, message, next } = event;
         let (code, message) = (code.map(str::to_owned), message.to_owned());
-        self.add(id, Recorded::BatchFailed { class, code, message, next });
+        self.add(id, Recorded::BatchFailed { events, class, code, message, next });
     }
 
     fn dead_lettered(&self, id: &ProjectionId, event: &telemetry::DeadLettered<'_>) {
@@ -219,8 +255,10 @@ impl Observer for Recorder {
         self.add(id, Recorded::Resumed);
     }
 
-    fn stopped(&self, id: &ProjectionId, _: &telemetry::Stopped) {
-        self.add(id, Recorded::Stopped);
+    fn stopped(&self, id: &ProjectionId, event: &telemetry::Stopped<'_>) {
+        let &telemetry::Stopped { reason, left_behind, halt_reason } = event;
+        let (left_behind, halt_reason) = (left_behind.map(str::to_owned), halt_reason.cloned());
+        self.add(id, Recorded::Stopped { reason, left_behind, halt_reason });
     }
 
     fn halted(&self, id: &ProjectionId, event: &telemetry::Halted<'_>) {
@@ -232,8 +270,9 @@ impl Observer for Recorder {
         self.add(id, Recorded::Degraded { since, failures, last_error: last_error.to_owned() });
     }
 
-    fn recovered(&self, id: &ProjectionId, event: &telemetry::Recovered) {
-        self.add(id, Recorded::Recovered { since: event.since, failures: event.failures });
+    fn recovered(&self, id: &ProjectionId, event: &telemetry::Recovered<'_>) {
+        let &telemetry::Recovered { since, failures, last_error } = event;
+        self.add(id, Recorded::Recovered { since, failures, last_error: last_error.to_owned() });
     }
 
     fn checkpoint_loaded(&self, id: &ProjectionId, event: &telemetry::CheckpointLoaded) {
@@ -242,7 +281,8 @@ impl Observer for Recorder {
     }
 
     fn lag(&self, id: &ProjectionId, event: &telemetry::Lag) {
-        self.add(id, Recorded::Lag { head: event.head, watermark: event.watermark });
+        let &telemetry::Lag { lag_time, lag_events, head, watermark, state, degraded_since } = event;
+        self.add(id, Recorded::Lag { lag_time, lag_events, head, watermark, state, degraded_since });
     }
 
     fn standby(&self, id: &ProjectionId, event: &telemetry::Standby<'_>) {
@@ -251,17 +291,19 @@ impl Observer for Recorder {
     }
 
     fn subscribed(&self, id: &ProjectionId, event: &telemetry::Subscribed) {
-        self.add(id, Recorded::Subscribed { after: event.after });
+        let &telemetry::Subscribed { after, attempts, waited } = event;
+        self.add(id, Recorded::Subscribed { after, attempts, waited });
     }
 
     fn gap_detected(&self, id: &ProjectionId, event: &telemetry::GapDetected<'_>) {
-        let &telemetry::GapDetected { position, highest_visible, blocker } = event;
-        self.add(id, Recorded::GapDetected { position, highest_visible, blocker: blocker.to_owned() });
+        let &telemetry::GapDetected { position, highest_visible, age, evidence, blocker } = event;
+        let (evidence, blocker) = (evidence.to_owned(), blocker.to_owned());
+        self.add(id, Recorded::GapDetected { position, highest_visible, age, evidence, blocker });
     }
 
     fn gap_passed(&self, id: &ProjectionId, event: &telemetry::GapPassed<'_>) {
-        let &telemetry::GapPassed { from, to, age, evidence } = event;
-        self.add(id, Recorded::GapPassed { from, to, age, evidence: evidence.to_owned() });
+        let &telemetry::GapPassed { from, to, highest_visible, age, evidence } = event;
+        self.add(id, Recorded::GapPassed { from, to, highest_visible, age, evidence: evidence.to_owned() });
     }
 
     fn ownership_lost(&self, id: &ProjectionId, event: &telemetry::OwnershipLost<'_>) {

@@ -38,7 +38,14 @@ pub(crate) struct AccountClosed {
     pub(crate) account: i64,
 }
 
-/// Everything that changes an account.
+/// A statement of an account was issued: its balance as of now, under a number that no other statement has.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct StatementIssued {
+    pub(crate) account: i64,
+    pub(crate) number: i64,
+}
+
+/// Everything that happens to an account.
 #[derive(Events)]
 pub(crate) enum AccountEvent {
     AccountOpened(AccountOpened),
@@ -46,6 +53,7 @@ pub(crate) enum AccountEvent {
     Withdrawn(Withdrawn),
     Transferred(Transferred),
     AccountClosed(AccountClosed),
+    StatementIssued(StatementIssued),
 }
 
 /// Everything that moves money.

@@ -4,11 +4,17 @@
 //! cargo run --release -p bank
 //! cargo run --release -p bank -- --kill-every 400 --no-lease
 //! cargo run --release -p bank -- --nodes 2 --no-lease
+//! cargo run --release -p bank -- --events 5000 --outage 0 --column-missing 0
 //! ```
 //!
 //! Writers append the events of accounts to a log in Postgres, from several connections and with rollbacks. A child
-//! process projects them, while they are written, into two read models: balances, where amounts are added up, and
-//! entries, one row for each movement. Some events are bad on purpose and become dead letters.
+//! process projects them, while they are written: balances, where amounts are added up, with the statements that are issued of
+//! them, and entries, one row for each movement. Some events are bad on purpose and become dead letters: bodies that do not
+//! decode, amounts that a handler refuses or panics at, deposits to accounts that were never opened, statements under a number
+//! that is taken.
+//!
+//! On the way the projections lose the database for a while and catch up by themselves. Later a column of a read model goes
+//! missing: its projection halts and says why, is mended, stopped and started, and goes on.
 //!
 //! At the end each row of the read models, each dead letter and each count is compared with what the log says, by SQL; any
 //! difference is printed, and the exit code is 1. That has to come out right also when the child process is killed again and
@@ -20,18 +26,22 @@
 //! |---|---|
 //! | how a projection is written | `events`, `projections` |
 //! | how a program runs it | `node` |
+//! | how a halt is mended | `incidents`, `node` |
 //! | how progress is read from another process | `report` |
-//! | the rest of the experiment | `writer`, `nodes`, `database`, this file |
+//! | the rest of the experiment | `writer`, `nodes`, `relay`, `database`, this file |
 
 mod database;
 mod events;
+mod incidents;
 mod node;
 mod nodes;
 mod projections;
+mod relay;
 mod report;
 mod writer;
 
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -40,10 +50,12 @@ use scriba_target_postgres::PgTarget;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::database::Database;
+use crate::incidents::{Incidents, Plan, describe_halt};
 use crate::node::NodeOptions;
 use crate::nodes::Nodes;
+use crate::relay::Relay;
 use crate::report::Progress;
-use crate::writer::Work;
+use crate::writer::{Tickets, Work};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T> = std::result::Result<T, Error>;
@@ -80,8 +92,8 @@ enum Hidden {
 struct Run {
     #[command(flatten)]
     work: Work,
-    /// Kill a node by SIGKILL so often, in milliseconds, if it has got on since the last time; 0 is never. Another goes on
-    /// when the lease of the killed one has lapsed, which takes 1 s; with --no-lease at once
+    /// Kill a node by SIGKILL so long, in milliseconds, after the nodes have got on since the last time; 0 is never. Another
+    /// goes on when the lease of the killed one has lapsed, which takes 1 s; with --no-lease at once
     #[arg(long, value_name = "MS", default_value_t = 0)]
     kill_every: u64,
     /// Child processes that run the same projections
@@ -89,6 +101,8 @@ struct Run {
     nodes: u8,
     #[command(flatten)]
     node: NodeOptions,
+    #[command(flatten)]
+    plan: Plan,
     /// An empty database to use [default: on a server of its own]
     #[arg(long)]
     database_url: Option<String>,
@@ -113,8 +127,16 @@ async fn main() -> ExitCode {
 impl Run {
     async fn run(self) -> Result<()> {
         let database = Database::create(self.database_url.clone(), self.work.connections() + SPARE_CONNECTIONS).await?;
-        let mut nodes = Nodes::start(self.nodes.into(), &database.url, self.node.clone())?;
-        self.supervise(&database, &mut nodes).await?;
+        let (relay, url) = if self.plan.outage > 0 {
+            let (relay, url) = Relay::start(&database.url)?;
+            (Some(relay), url)
+        } else {
+            (None, database.url.clone())
+        };
+        let mut nodes = Nodes::start(self.nodes.into(), &url, self.node.clone())?;
+        let tickets = Arc::new(Tickets::new(self.work));
+        let incidents = Incidents::new(self.plan, database.pool.clone(), relay, Arc::clone(&tickets));
+        self.supervise(&database, &mut nodes, tickets, incidents).await?;
         let killed = nodes.killed();
         nodes.stop().await?;
         println!("killed {killed} times");
@@ -123,12 +145,18 @@ impl Run {
         Ok(())
     }
 
-    /// Has the events written, kills nodes, and returns when the projections have accounted for everything.
-    async fn supervise(&self, database: &Database, nodes: &mut Nodes) -> Result<()> {
+    /// Has the events written, kills nodes, has things go wrong, and returns when the projections have accounted for everything.
+    async fn supervise(
+        &self,
+        database: &Database,
+        nodes: &mut Nodes,
+        tickets: Arc<Tickets>,
+        mut incidents: Incidents,
+    ) -> Result<()> {
         let scriba = Scriba::new();
         scriba.attach(PgTarget::new(database.pool.clone()));
         let mut log = database::log(database.pool.clone()).inspector().await?;
-        let mut writing = tokio::spawn(self.work.run(database.pool.clone()));
+        let mut writing = tokio::spawn(self.work.run(tickets, database.pool.clone()));
         let mut written = false;
         let mut looks = interval(LOOK_EVERY);
         let mut kills = interval(Duration::from_millis(self.kill_every.max(1)));
@@ -140,8 +168,9 @@ impl Run {
                     done??;
                     written = true;
                 }
-                // A node that has not got on yet is let live: else one that lives shorter than a lease would never be
-                // the one that projects.
+                // A node that has not got on yet is let live, and for the whole time from then on: else one that lives
+                // shorter than a lease would never be the one that projects, and one that starts slowly would be killed at
+                // its first event.
                 _ = kills.tick(), if self.kill_every > 0 && progress.got_on() => {
                     nodes.kill_one()?;
                     progress.begin_anew();
@@ -149,8 +178,16 @@ impl Run {
                 _ = looks.tick() => {
                     nodes.all_run()?;
                     let head = log.head().await?;
+                    let got_on = progress.got_on();
                     progress.note(report::look(&scriba).await?, head);
-                    let done = written && progress.is_done();
+                    if progress.got_on() && !got_on {
+                        kills.reset();
+                    }
+                    if let Some(halted) = progress.halted().find(|halted| !incidents.explains(halted)) {
+                        return Err(format!("halted: {}", describe_halt(halted)).into());
+                    }
+                    incidents.step(&progress, written, nodes).await?;
+                    let done = written && incidents.are_over() && progress.caught_up();
                     progress.print_if_due(nodes.killed(), done);
                     if done {
                         return Ok(());

@@ -1,15 +1,19 @@
 //! The child process, which runs the projections: all that a program of yours would have.
 
-use std::io::{Read, stdin};
+use std::collections::BTreeSet;
+use std::io::stdin;
 use std::panic;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use scriba_core::telemetry::{BatchFailed, Degraded, Observer};
-use scriba_core::{Lease, ProjectionId, ProjectionOptions, Retry, Scriba};
+use scriba_core::telemetry::{BatchFailed, BatchNext, Observer};
+use scriba_core::{Lease, Projection as _, ProjectionId, ProjectionOptions, Retry, Scriba, State};
 use scriba_target_postgres::PgTarget;
+use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use tokio::sync::mpsc;
+use tokio::time::interval;
 
 use crate::Result;
 use crate::database::log;
@@ -61,26 +65,94 @@ impl NodeOptions {
     }
 }
 
-/// Runs the projections until stdin ends.
+/// The projections, as they are started by name.
+const PROJECTIONS: [&str; 2] = [Balances::NAME, Entries::NAME];
+/// Orders that may wait: there is hardly ever one.
+const ORDERS: usize = 8;
+/// How often it is looked whether a projection gets on.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Runs the projections until stdin ends. A line there is the name of a projection, which is stopped and started again.
+///
+/// A program without an operator at hand has `Scriba::run_until` instead, which ends with the first halt.
 pub(crate) async fn run(database_url: &str, options: &NodeOptions) -> Result<()> {
     keep_quiet_about_handlers();
-    let pool = PgPoolOptions::new().max_connections(2).connect(database_url).await?;
-    let target = PgTarget::new(pool.clone());
+    // Lazily, because a database that is down just now is waited for.
+    let pool = PgPoolOptions::new().max_connections(2).connect_lazy(database_url)?;
     let scriba = Scriba::with_observers([Arc::new(Complaints) as Arc<dyn Observer>]);
-    scriba.start(Balances, log(pool.clone()), target.clone(), options.projection_options()).await?;
-    scriba.start(Entries, log(pool), target, options.projection_options()).await?;
-    scriba.run_until(end_of_stdin()).await?;
+    let node = Node { scriba, pool, options };
+    for name in PROJECTIONS {
+        node.start(name).await?;
+    }
+    let mut orders = orders();
+    let mut looks = interval(LOOK_EVERY);
+    let mut degraded = BTreeSet::new();
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(name) => node.restart(&name).await?,
+                None => break,
+            },
+            _ = looks.tick() => node.say_what_does_not_get_on(&mut degraded)?,
+        }
+    }
+    node.scriba.shutdown().await?;
     Ok(())
 }
 
-/// The parent closes it to stop this process, and it ends with the parent too.
-async fn end_of_stdin() {
-    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+struct Node<'a> {
+    scriba: Scriba,
+    pool: PgPool,
+    options: &'a NodeOptions,
+}
+
+impl Node<'_> {
+    async fn start(&self, name: &str) -> Result<()> {
+        let (log, target) = (log(self.pool.clone()), PgTarget::new(self.pool.clone()));
+        let options = self.options.projection_options();
+        match name {
+            Balances::NAME => self.scriba.start(Balances, log, target, options).await?,
+            Entries::NAME => self.scriba.start(Entries, log, target, options).await?,
+            _ => return Err(format!("there is no projection {name:?}, only {PROJECTIONS:?}").into()),
+        }
+        Ok(())
+    }
+
+    async fn restart(&self, name: &str) -> Result<()> {
+        self.scriba.stop(name).await?;
+        self.start(name).await
+    }
+
+    /// Says what `info` tells of projections that have lost their pipeline and try to get another: nobody else can tell while
+    /// the tables are out of reach. One whose handler is called again is degraded too, which is nothing special here.
+    fn say_what_does_not_get_on(&self, degraded: &mut BTreeSet<&str>) -> Result<()> {
+        for name in PROJECTIONS {
+            let info = self.scriba.info(name)?;
+            match (info.state, info.degraded_since) {
+                (State::Initializing, Some(since)) => {
+                    let error = info.last_error.unwrap_or_default();
+                    println!("       | {name} degraded since {} UTC, last error: {error}", since.format("%H:%M:%S"));
+                    degraded.insert(name);
+                }
+                (State::Running, _) if degraded.remove(name) => println!("       | {name} recovered"),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lines of stdin. The parent closes it to stop this process, and it ends with the parent too.
+fn orders() -> mpsc::Receiver<String> {
+    let (order, orders) = mpsc::channel(ORDERS);
     thread::spawn(move || {
-        let _ = stdin().read_to_end(&mut Vec::new());
-        drop(end);
+        for line in stdin().lines().map_while(std::result::Result::ok) {
+            if order.blocking_send(line).is_err() {
+                return;
+            }
+        }
     });
-    let _ = ended.await;
+    orders
 }
 
 /// Handlers panic on purpose here and their panics become dead letters; any other panic is shown as always.
@@ -93,7 +165,7 @@ fn keep_quiet_about_handlers() {
     }));
 }
 
-/// Says on stderr what keeps a projection from getting on.
+/// Says on stderr which batches failed, but for those that an event was taken out of as a dead letter.
 struct Complaints;
 
 impl Observer for Complaints {
@@ -102,10 +174,8 @@ impl Observer for Complaints {
     }
 
     fn batch_failed(&self, id: &ProjectionId, failed: &BatchFailed<'_>) {
-        eprintln!("{id}: a batch failed: {}", failed.message);
-    }
-
-    fn degraded(&self, id: &ProjectionId, degraded: &Degraded<'_>) {
-        eprintln!("{id}: degraded: {}", degraded.last_error);
+        if failed.next != BatchNext::Isolate {
+            eprintln!("{id}: a batch failed: {}", failed.message);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The child processes from outside: started, killed, started again, stopped.
 
 use std::env;
+use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ impl Nodes {
     fn start_one(&mut self) -> Result<()> {
         let mut command = Command::new(env::current_exe()?);
         command.args(["node", "--database-url", &self.database_url]).args(self.options.arguments());
-        // Its end tells the node to stop.
+        // Takes orders; its end tells the node to stop.
         command.stdin(Stdio::piped());
         // Dead letters of panics would hold backtraces where RUST_BACKTRACE is set, and to resolve the first one takes a
         // debug build longer than a node may live here.
@@ -57,6 +58,15 @@ impl Nodes {
         drop(self.running.remove(0));
         self.killed += 1;
         self.start_one()
+    }
+
+    /// Has a projection stopped and started again by each of them.
+    pub(crate) fn restart(&mut self, projection: &str) -> Result<()> {
+        self.all_run()?;
+        for stdin in self.running.iter_mut().filter_map(|Node(child)| child.stdin.as_mut()) {
+            writeln!(stdin, "{projection}")?;
+        }
+        Ok(())
     }
 
     /// How many have been killed.

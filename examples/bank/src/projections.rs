@@ -1,9 +1,10 @@
-//! The two read models: the balance of each account, and one entry for each movement of money.
+//! The two projections: one keeps the balance of each account and its statements, the other one entry for each movement of
+//! money.
 
 use scriba_core::{EventMeta, Handler, HandlerError, HandlerResult, Outcome, Projection};
-use scriba_target_postgres::{PgOp, Table};
+use scriba_target_postgres::{CustomOp, PgOp, Table, custom};
 
-use crate::events::{AccountEvent, MoneyEvent};
+use crate::events::{AccountEvent, MoneyEvent, StatementIssued};
 
 #[derive(Table)]
 #[table(name = "bank_balances")]
@@ -15,7 +16,7 @@ struct BalanceRow {
     closed: bool,
 }
 
-/// Keeps `bank_balances`: one row for each account.
+/// Keeps `bank_balances`, one row for each account, and `bank_statements`.
 #[derive(Projection)]
 #[projection(name = "balances")]
 pub(crate) struct Balances;
@@ -24,7 +25,7 @@ impl Handler for Balances {
     type Event = AccountEvent;
     type Op = PgOp;
 
-    async fn handle(&self, event: AccountEvent, _: &EventMeta) -> HandlerResult<PgOp> {
+    async fn handle(&self, event: AccountEvent, meta: &EventMeta) -> HandlerResult<PgOp> {
         Ok(match event {
             AccountEvent::AccountOpened(e) => {
                 BalanceRow { account: e.account, owner: e.owner, cents: 0, closed: false }.insert().into()
@@ -39,6 +40,7 @@ impl Handler for Balances {
             AccountEvent::AccountClosed(e) => {
                 BalanceRow::update(e.account).set(BalanceRow::CLOSED, true).required().into()
             }
+            AccountEvent::StatementIssued(e) => statement(e, meta.position.to_i64()?).into(),
         })
     }
 }
@@ -46,6 +48,38 @@ impl Handler for Balances {
 /// An account that is not there would be money lost in silence, so the row is required.
 fn add(account: i64, cents: i64) -> PgOp {
     BalanceRow::update(account).add(BalanceRow::CENTS, cents).required().into()
+}
+
+/// Writes a statement. The handler could not read the balance: it runs ahead of what is committed. The closure runs in its
+/// place among the operations, and finds what the events before this one have made of the read model, no more and no less.
+/// A number that is taken breaks the key of the table, and the event becomes a dead letter.
+fn statement(issued: StatementIssued, position: i64) -> CustomOp {
+    let StatementIssued { account, number } = issued;
+    custom(move |connection| {
+        Box::pin(async move {
+            let cents: i64 = sqlx::query_scalar("SELECT cents FROM bank_balances WHERE account = $1")
+                .bind(account)
+                .fetch_one(&mut *connection)
+                .await?;
+            let last: Option<i64> = sqlx::query_scalar(
+                "SELECT cents FROM bank_statements WHERE account = $1 ORDER BY position DESC LIMIT 1",
+            )
+            .bind(account)
+            .fetch_optional(&mut *connection)
+            .await?;
+            sqlx::query(
+                "INSERT INTO bank_statements (number, account, position, cents, change) VALUES ($1, $2, $3, $4, $5)",
+            )
+            .bind(number)
+            .bind(account)
+            .bind(position)
+            .bind(cents)
+            .bind(cents - last.unwrap_or(0))
+            .execute(connection)
+            .await?;
+            Ok(())
+        })
+    })
 }
 
 #[derive(Table)]

@@ -17,6 +17,17 @@ CREATE TABLE bank_balances (
     closed boolean NOT NULL
 );
 
+CREATE TABLE bank_statements (
+    number bigint PRIMARY KEY,
+    account bigint NOT NULL,
+    position bigint NOT NULL,
+    cents bigint NOT NULL,
+    -- Since the statement before.
+    change bigint NOT NULL
+);
+
+CREATE INDEX ON bank_statements (account, position);
+
 CREATE TABLE bank_entries (
     position bigint,
     leg smallint,

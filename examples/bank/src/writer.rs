@@ -7,22 +7,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
+use scriba_core::Projection as _;
 use scriba_core::dead_letter::kind;
 use serde::Serialize;
 use serde_json::json;
 use sqlx::{Connection, PgConnection, PgPool};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::Result;
-use crate::events::{AccountClosed, AccountOpened, Deposited, Transferred, Withdrawn};
-use crate::projections::{ALL_MONEY, NegativeAmount};
+use crate::events::{AccountClosed, AccountOpened, Deposited, StatementIssued, Transferred, Withdrawn};
+use crate::projections::{ALL_MONEY, Balances, Entries, NegativeAmount};
 
 /// What is to be appended.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct Work {
     /// Events to append
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 60_000)]
     events: u64,
     /// Accounts they are about; a stream for each
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -33,7 +35,19 @@ pub(crate) struct Work {
     /// Events appended a second, all told; 0 is as many as the database takes
     #[arg(long, default_value_t = 2_000)]
     rate: u32,
+    /// What the writers make up depends on it, and not on chance
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
 }
+
+/// The account that is opened first.
+const FIRST_ACCOUNT: i64 = 0;
+/// The number of the event that is the first statement, and the number of that statement.
+const FIRST_STATEMENT: u64 = 1;
+/// Kind of the dead letter of a statement whose number is taken.
+const UNIQUE_VIOLATION: &str = "commit:23505 (unique_violation)";
+/// Accounts from here on are never opened.
+const NEVER_OPENED: i64 = 1_000_000_000;
 
 impl Work {
     /// Connections it takes: one for each writer.
@@ -41,16 +55,24 @@ impl Work {
         self.writers
     }
 
-    /// Does it, and answers once everything is committed.
-    pub(crate) async fn run(self, pool: PgPool) -> Result<()> {
+    /// Does it, as the tickets allow, and answers once everything is committed.
+    pub(crate) async fn run(self, tickets: Arc<Tickets>, pool: PgPool) -> Result<()> {
         // A writer without an account would have nothing to write about.
         let writers = self.writers.min(self.accounts);
-        let tickets = Arc::new(Tickets { work: self, given: AtomicU64::new(0), started: Instant::now() });
+        let mut tellers: Vec<Teller> = (0..writers)
+            .map(|writer| Teller {
+                unopened: (writer..self.accounts).step_by(writers as usize).map(i64::from).rev().collect(),
+                open: Vec::new(),
+                rng: Rng::with_seed(self.seed.wrapping_add(writer.into())),
+            })
+            .collect();
+        if let Some(teller) = tellers.first_mut() {
+            // Before anybody else's, so that the number of the first statement is taken wherever it comes again.
+            write(&mut *pool.acquire().await?, &tickets, teller, FIRST_STATEMENT + 1).await?;
+        }
         let mut writing = JoinSet::new();
-        for writer in 0..writers {
-            let accounts = (writer..self.accounts).step_by(writers as usize).map(i64::from).rev().collect();
-            let teller = Teller { unopened: accounts, open: Vec::new(), rng: Rng::new() };
-            writing.spawn(write(pool.clone(), Arc::clone(&tickets), teller));
+        for teller in tellers {
+            writing.spawn(keep_writing(pool.clone(), Arc::clone(&tickets), teller));
         }
         while let Some(written) = writing.join_next().await {
             written??;
@@ -59,14 +81,35 @@ impl Work {
     }
 }
 
-/// Numbers the events and sets the pace.
-struct Tickets {
+/// Numbers the events, sets the pace, and holds the writers back.
+pub(crate) struct Tickets {
     work: Work,
     given: AtomicU64,
+    /// Numbers from here on are held back.
+    open_to: watch::Sender<u64>,
     started: Instant,
 }
 
 impl Tickets {
+    pub(crate) fn new(work: Work) -> Self {
+        Self { work, given: AtomicU64::new(0), open_to: watch::Sender::new(u64::MAX), started: Instant::now() }
+    }
+
+    /// Holds back numbers from here on.
+    pub(crate) fn open_to(&self, number: u64) {
+        self.open_to.send_replace(number);
+    }
+
+    /// So many are given away, held back or not.
+    pub(crate) fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed).min(self.work.events)
+    }
+
+    /// So many thirds of all numbers.
+    pub(crate) fn third(&self, thirds: u64) -> u64 {
+        self.work.events / 3 * thirds
+    }
+
     /// The numbers of the next events, when it is time for them; `None` when all are given away.
     async fn take(&self, count: u64) -> Option<Range<u64>> {
         let first = self.given.fetch_add(count, Ordering::Relaxed);
@@ -74,6 +117,8 @@ impl Tickets {
         if tickets.is_empty() {
             return None;
         }
+        // The sender lives in `self`.
+        let _ = self.open_to.subscribe().wait_for(|open_to| tickets.start < *open_to).await;
         if self.work.rate > 0 {
             #[expect(clippy::cast_precision_loss, reason = "a pace need not be exact")]
             let at = tickets.end as f64 / f64::from(self.work.rate);
@@ -83,19 +128,28 @@ impl Tickets {
     }
 }
 
-async fn write(pool: PgPool, tickets: Arc<Tickets>, mut teller: Teller) -> Result<()> {
+async fn keep_writing(pool: PgPool, tickets: Arc<Tickets>, mut teller: Teller) -> Result<()> {
     let mut connection = pool.acquire().await?;
-    while let Some(tickets) = tickets.take(teller.rng.u64(1..=5)).await {
+    loop {
+        let count = teller.rng.u64(1..=5);
         if teller.rng.u8(0..10) == 0 {
             roll_back(&mut connection, &mut teller).await?;
         }
-        let mut transaction = connection.begin().await?;
-        for ticket in tickets {
-            append(&mut transaction, &teller.event(ticket)).await?;
+        if !write(&mut connection, &tickets, &mut teller, count).await? {
+            return Ok(());
         }
-        transaction.commit().await?;
     }
-    Ok(())
+}
+
+/// Appends the next events, so many of them, in one transaction; false where there are none left.
+async fn write(connection: &mut PgConnection, tickets: &Tickets, teller: &mut Teller, count: u64) -> Result<bool> {
+    let Some(tickets) = tickets.take(count).await else { return Ok(false) };
+    let mut transaction = connection.begin().await?;
+    for ticket in tickets {
+        append(&mut transaction, &teller.event(ticket)).await?;
+    }
+    transaction.commit().await?;
+    Ok(true)
 }
 
 /// Appends events that never happened: their positions are missing from the log for ever.
@@ -133,9 +187,24 @@ impl NewEvent {
         Self { account, event_type, data: json!(body), mark: json!({}) }
     }
 
+    /// In both projections.
     fn dead_letter(self, kind: &str) -> Self {
-        Self { mark: json!({ "dead_letter": kind }), ..self }
+        Self { mark: json!({ Balances::NAME: kind, Entries::NAME: kind }), ..self }
     }
+
+    /// In the balances alone: skipped, or a dead letter of a kind.
+    fn in_balances(self, what: &str) -> Self {
+        Self { mark: json!({ Balances::NAME: what }), ..self }
+    }
+}
+
+fn deposit(account: i64, cents: i64) -> NewEvent {
+    NewEvent::new(account, "Deposited", &Deposited { account, cents })
+}
+
+/// Statements have the numbers of their events.
+fn statement(account: i64, ticket: u64) -> NewEvent {
+    NewEvent::new(account, "StatementIssued", &StatementIssued { account, number: ticket.cast_signed() })
 }
 
 /// Makes up what happens to the accounts of one writer. They are nobody else's, so that an account is opened before
@@ -147,20 +216,24 @@ struct Teller {
 }
 
 impl Teller {
-    /// The event of a number: every 50th is one of those that do not simply become part of the read models.
+    /// The event of a number: about every 40th is one of those that do not simply become part of the read models. They are at
+    /// least 24 numbers apart: dead letters in a row, with nothing good between them, would open the circuit.
     fn event(&mut self, ticket: u64) -> NewEvent {
-        match ticket % 200 {
-            24 => self.undecodable(),
-            49 => self.deposit(-1).dead_letter(type_name::<NegativeAmount>()),
-            99 => self.deposit(ALL_MONEY + 1).dead_letter(kind::PANIC),
-            149 => self.zero_deposit(),
+        match (ticket % 200, ticket % 1_000) {
+            _ if ticket == FIRST_STATEMENT => statement(self.account(), ticket),
+            (_, 74) => deposit(NEVER_OPENED + ticket.cast_signed(), 100).in_balances(kind::NO_ROW),
+            (_, 574) => statement(FIRST_ACCOUNT, FIRST_STATEMENT).in_balances(UNIQUE_VIOLATION),
+            (24, _) => self.undecodable(),
+            (49, _) => self.deposit(-1).dead_letter(type_name::<NegativeAmount>()),
+            (99, _) => self.deposit(ALL_MONEY + 1).dead_letter(kind::PANIC),
+            (149, _) => self.zero_deposit(),
             // No projection lists this type.
-            199 => NewEvent::new(self.account(), "StatementPrinted", &json!({ "pages": 2 })),
-            _ => self.good(),
+            (199, _) => NewEvent::new(self.account(), "AddressChanged", &json!({ "city": "Bern" })),
+            _ => self.good(ticket),
         }
     }
 
-    fn good(&mut self) -> NewEvent {
+    fn good(&mut self, ticket: u64) -> NewEvent {
         let opens = self.open.is_empty() || self.rng.u8(0..4) == 0;
         if opens && let Some(account) = self.unopened.pop() {
             self.open.push(account);
@@ -174,19 +247,19 @@ impl Teller {
                 self.open.retain(|open| *open != account);
                 NewEvent::new(account, "AccountClosed", &AccountClosed { account })
             }
-            2..200 if account != to => NewEvent::new(account, "Transferred", &Transferred { from: account, to, cents }),
+            2..5 => statement(account, ticket),
+            5..200 if account != to => NewEvent::new(account, "Transferred", &Transferred { from: account, to, cents }),
             200..400 => NewEvent::new(account, "Withdrawn", &Withdrawn { account, cents }),
             _ => self.deposit(cents),
         }
     }
 
     fn deposit(&mut self, cents: i64) -> NewEvent {
-        let account = self.account();
-        NewEvent::new(account, "Deposited", &Deposited { account, cents })
+        deposit(self.account(), cents)
     }
 
     fn zero_deposit(&mut self) -> NewEvent {
-        NewEvent { mark: json!({ "skipped_by": "balances" }), ..self.deposit(0) }
+        self.deposit(0).in_balances("skipped")
     }
 
     fn undecodable(&mut self) -> NewEvent {

@@ -1,7 +1,7 @@
 //! One projection's life on this node: lease, pipeline, commands, restarts. It outlives every pipeline.
 //!
-//! The coordinator is an actor on the control thread. It waits for nothing but its inbox and its timers, so that it can
-//! answer whatever else hangs.
+//! The coordinator is an actor on the control thread. It waits for nothing but its inbox, its tasks and its timers, so that it
+//! can answer whatever else hangs. When it is lost by a panic, [`super::supervisor`] has it come back.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,24 +10,31 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
 use tokio::time::Instant;
 
-use super::info::Live;
+use self::stopping::Stopping;
+use super::fruitless::Fruitless;
+use super::lease::Keeper;
+use super::live::Live;
 use super::messages::{Command, Input, LeaseNews, Order, Reply, Up, Wish};
+use super::panic::message_of;
 use super::setup::exit_of;
-use super::trouble::{Exit, Trouble, TroubleKind};
+use super::trouble::{Exit, Trouble};
 use crate::error::{CommandError, HaltReason, StateOrStandby};
 use crate::event::Position;
 use crate::lifecycle::{Role, State, Step, next};
 use crate::options::ProjectionOptions;
 use crate::projection::ProjectionId;
 use crate::retry::Backoff;
+#[cfg(feature = "test-switches")]
+use crate::switches::Switches;
 use crate::target::LeaseAnswer;
 use crate::telemetry::{
-    BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Recovered, Resumed, Standby, Started, Stopped,
-    Telemetry,
+    BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Resumed, Standby, Started, StopReason, Telemetry,
 };
+
+mod stopping;
 
 /// Waits between restarts of a pipeline.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
@@ -52,13 +59,19 @@ pub(crate) struct Coordinator {
     runtime: Handle,
     launch: Launch,
     wish: watch::Sender<Wish>,
+    /// What each keeper is made from.
+    lease: Keeper,
     keeper: mpsc::Sender<Order>,
+    /// Not ended with the coordinator: a keeper that the target keeps waiting gives the lease up as soon as it can.
+    keeping: JoinHandle<()>,
     inbox: mpsc::Receiver<Input>,
     /// For the tasks that watch over pipelines.
     own_inbox: mpsc::Sender<Input>,
     /// Where the first halt of any projection is told to who waits for it.
     halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
-    /// Keeper, lag and the watchers of pipelines: they end with the coordinator.
+    /// Counts the projections that have stopped, for who waits for all of them.
+    ended: watch::Sender<u64>,
+    /// Lag and the watchers of pipelines: they end with the projection.
     tasks: JoinSet<()>,
 
     /// Pipelines are numbered, so that news of one that was given up is told from news of the present one.
@@ -72,20 +85,10 @@ pub(crate) struct Coordinator {
     /// Since when the present pipeline is up.
     up_since: Option<Instant>,
     backoff: Backoff,
-    /// Ends of one kind in a row, with nothing committed between them.
-    fruitless: (TroubleKind, u32),
+    /// Ends of pipelines with nothing committed between them.
+    fruitless: Fruitless,
     standby_attempts: u32,
     stopping: Option<Stopping>,
-}
-
-/// A stop on its way.
-struct Stopping {
-    replies: Vec<Reply>,
-    deadline: Instant,
-    /// The pipeline is gone and the keeper gives the lease up.
-    releasing: bool,
-    /// What was left behind.
-    left_behind: Option<String>,
 }
 
 /// What a coordinator is made from.
@@ -97,17 +100,33 @@ pub(crate) struct Parts {
     pub(crate) runtime: Handle,
     pub(crate) launch: Launch,
     pub(crate) wish: watch::Sender<Wish>,
-    pub(crate) keeper: mpsc::Sender<Order>,
+    pub(crate) lease: Keeper,
     pub(crate) inbox: mpsc::Receiver<Input>,
     pub(crate) own_inbox: mpsc::Sender<Input>,
     pub(crate) halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
+    pub(crate) ended: watch::Sender<u64>,
     pub(crate) tasks: JoinSet<()>,
 }
 
 impl Coordinator {
+    /// Spawns the keeper.
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, halted, tasks } =
-            parts;
+        let Parts {
+            id,
+            options,
+            telemetry,
+            live,
+            runtime,
+            launch,
+            wish,
+            lease,
+            inbox,
+            own_inbox,
+            halted,
+            ended,
+            tasks,
+        } = parts;
+        let (keeper, keeping) = lease.spawn();
         Self {
             id,
             options,
@@ -116,10 +135,13 @@ impl Coordinator {
             runtime,
             launch,
             wish,
+            lease,
             keeper,
+            keeping,
             inbox,
             own_inbox,
             halted,
+            ended,
             tasks,
             number: 0,
             pipeline: None,
@@ -128,29 +150,74 @@ impl Coordinator {
             look_at: Instant::now() + LOOKS_EVERY,
             up_since: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
-            fruitless: (TroubleKind::Outage, 0),
+            fruitless: Fruitless::default(),
             standby_attempts: 0,
             stopping: None,
         }
     }
 
-    /// Runs until the projection is stopped.
-    pub(crate) async fn run(mut self) {
-        self.order(Order::Acquire);
+    /// Runs until the projection is stopped, from its beginning or after this task or the keeper was lost.
+    ///
+    /// # Errors
+    /// How the keeper was lost.
+    pub(crate) async fn run(&mut self, lost: Option<Trouble>) -> Result<(), Trouble> {
+        match lost {
+            None => self.order(Order::Acquire),
+            Some(lost) => self.come_back(lost),
+        }
         while self.live.state() != State::Stopped || self.stopping.is_some() {
-            let deadline = self.stopping.as_ref().map(|stopping| stopping.deadline);
-            let timer = [self.retry_at, deadline, Some(self.look_at)].into_iter().flatten().min();
+            let due = self.stopping.as_ref().map(Stopping::due);
+            let timer = [self.retry_at, due, Some(self.look_at)].into_iter().flatten().min();
             tokio::select! {
                 // Biased: what has happened is heard before a timer says that it has not.
                 biased;
                 input = self.inbox.recv() => match input {
                     Some(input) => self.hear(input),
-                    None => return,
+                    None => return Ok(()),
                 },
+                // A task that watched over a pipeline has told what it saw.
+                Some(_) = self.tasks.join_next() => {},
+                ended = &mut self.keeping => return Err(Trouble::unknown(keeper_lost(ended))),
                 () = tokio::time::sleep_until(timer.unwrap_or_else(Instant::now)), if timer.is_some() => self.ring(),
             }
         }
+        Ok(())
+    }
+
+    /// Says that this task or the keeper was lost.
+    pub(crate) fn report_loss(&self, lost: &Trouble) {
+        tracing::error!(target: "scriba", projection = %self.id, error = %lost.message, "lost a task; the projection comes back");
+    }
+
+    /// Lets go of the tasks that are of no use any more.
+    pub(crate) async fn end(mut self) {
         self.tasks.shutdown().await;
+    }
+
+    /// Begins anew. What lasts is what the user wants, the lease, and the count of failures; the pipeline does not.
+    fn come_back(&mut self, lost: Trouble) {
+        self.give_up_pipeline();
+        // Nothing that is still on its way counts.
+        self.number += 1;
+        (self.keeper, self.keeping) = self.lease.spawn();
+        self.retry_at = None;
+        self.standby_attempts = 0;
+        if let Some(stopping) = &mut self.stopping {
+            stopping.releasing = false;
+            return self.release();
+        }
+        if *self.wish.borrow() == Wish::Stop {
+            self.begin_stop(StopReason::Stop, Vec::new());
+            return self.release();
+        }
+        self.live.set_role(Role::Active, None);
+        if self.live.state() != State::Halted {
+            self.note_exit(Exit::Restart(lost));
+        }
+        if self.live.state() == State::Halted {
+            // It keeps its lease.
+            self.retry_at = Some(Instant::now() + self.backoff.next_wait());
+        }
     }
 
     fn hear(&mut self, input: Input) {
@@ -158,7 +225,7 @@ impl Coordinator {
             Input::Command(command, reply) => self.command(command, reply),
             Input::Lease(LeaseNews::Answer(answer)) => match answer {
                 Ok(LeaseAnswer::Held) => self.launch(),
-                Ok(LeaseAnswer::HeldBy { holder, expires_in }) => self.stand_by(&holder, expires_in),
+                Ok(LeaseAnswer::HeldBy { holder, expires_in }) => self.note_holder(&holder, expires_in),
                 Err(error) => {
                     let exit = Exit::from_target(error);
                     self.note_exit(exit);
@@ -195,7 +262,7 @@ impl Coordinator {
             self.retry_at = None;
             self.order(Order::Acquire);
         }
-        if self.stopping.as_ref().is_some_and(|stopping| stopping.deadline <= now) {
+        if self.stopping.as_ref().is_some_and(|stopping| stopping.due() <= now) {
             self.overrun();
         }
     }
@@ -208,23 +275,28 @@ impl Coordinator {
                 self.give_up_pipeline();
                 return self.halt(stuck(position, age));
             }
+            self.live.set_overdue(position);
             self.live.failed(&stuck(position, age).to_string());
         }
         if self.up_since.is_some_and(|since| since.elapsed() > QUIET_FOR)
-            && let Some(degraded) = self.live.idle()
+            && let Some(recovery) = self.live.idle()
         {
-            let since = (chrono::Utc::now() - degraded.since).to_std().unwrap_or_default();
-            self.telemetry.recovered(&Recovered { since, failures: degraded.failures });
+            self.telemetry.recovered(&recovery.event());
         }
     }
 
     fn command(&mut self, command: Command, reply: Reply) {
+        #[cfg(feature = "test-switches")]
+        assert!(
+            self.options.switches != Switches::CoordinatorPanics || command != Command::Pause,
+            "the test asked for it"
+        );
         let state = self.live.state();
-        let standby = self.live.role() == Role::Standby && command != Command::Stop;
+        let standby = self.live.role() == Role::Standby && !matches!(command, Command::Stop(_));
         let (step, wish) = match command {
             Command::Pause => (Step::Pause, Wish::Pause),
             Command::Resume => (Step::Resume, Wish::Run),
-            Command::Stop => (Step::Stop, Wish::Stop),
+            Command::Stop(_) => (Step::Stop, Wish::Stop),
         };
         let Some(next) = next(state, step, false).filter(|_| !standby) else {
             let state = if standby { StateOrStandby::Standby } else { StateOrStandby::State(state) };
@@ -243,30 +315,14 @@ impl Coordinator {
                 self.telemetry.resumed(&Resumed);
                 answer(reply, Ok(()));
             }
-            Command::Stop => self.stop(next, reply),
+            Command::Stop(reason) => self.stop(next, reason, reply),
         }
-    }
-
-    fn stop(&mut self, next: State, reply: Reply) {
-        if let Some(stopping) = &mut self.stopping {
-            return stopping.replies.push(reply);
-        }
-        self.begin_stop(vec![reply]);
-        if next == State::Draining && self.pipeline.is_some() {
-            self.enter(State::Draining);
-        } else {
-            self.give_up_pipeline();
-            self.release();
-        }
-    }
-
-    fn begin_stop(&mut self, replies: Vec<Reply>) {
-        self.retry_at = None;
-        let deadline = Instant::now() + self.options.shutdown_timeout;
-        self.stopping = Some(Stopping { replies, deadline, releasing: false, left_behind: None });
     }
 
     fn note_up(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
         self.up_since = Some(Instant::now());
         let paused = *self.wish.borrow() == Wish::Pause;
         if let Some(next) = next(self.live.state(), Step::Up, paused) {
@@ -283,18 +339,32 @@ impl Coordinator {
             if let Exit::Halt(reason) = exit {
                 self.live.set_halted(reason);
             }
-            return self.release();
+            // An answer about the lease may come while the pipeline still drains.
+            if self.pipeline.is_none() {
+                self.release();
+            }
+            return;
         }
-        if self.live.commits() > 0 {
+        if self.live.state() == State::Halted {
+            // The lease could not be had again: it is tried for as long as this goes on.
+            self.retry_at = Some(Instant::now() + self.backoff.next_wait());
+            return;
+        }
+        if self.live.take_commits() > 0 {
             self.backoff.reset();
-            self.fruitless.1 = 0;
+            self.fruitless.forget();
         }
         match exit {
             Exit::Halt(reason) => self.halt(reason),
             Exit::Restart(trouble) => self.restart(trouble),
-            Exit::Held { holder } => self.stand_by(&holder, STANDBY_ASKS_EVERY),
+            Exit::Held { holder } => self.note_holder(&holder, STANDBY_ASKS_EVERY),
             Exit::OwnershipLost { by } => self.lose_ownership(&by),
             Exit::RuntimeGone => self.end_without_runtime(),
+            Exit::Reached => {
+                self.live.set_reached();
+                self.begin_stop(StopReason::Until, Vec::new());
+                self.release();
+            }
             Exit::Stopped => self.restart(Trouble::unknown("the pipeline stopped without being asked to")),
         }
     }
@@ -304,19 +374,16 @@ impl Coordinator {
         self.halt(HaltReason::new(
             "the runtime that the projection was started on has shut down: start it again on one that lives",
         ));
-        self.begin_stop(Vec::new());
+        self.begin_stop(StopReason::RuntimeGone, Vec::new());
         self.release();
     }
 
     fn restart(&mut self, trouble: Trouble) {
-        if self.fruitless.0 != trouble.kind {
-            self.fruitless = (trouble.kind, 0);
-        }
-        self.fruitless.1 += 1;
-        if trouble.kind.limit().is_some_and(|limit| self.fruitless.1 >= limit) {
+        if let Some(times) = self.fruitless.one_too_many(trouble.kind) {
             self.report_batch(&trouble, BatchNext::Halt);
-            let message = format!("{} times in a row with nothing committed: {}", self.fruitless.1, trouble.message);
-            return self.halt(HaltReason { class: trouble.class, code: trouble.code, ..HaltReason::new(message) });
+            let Trouble { class, code, message, position, .. } = trouble;
+            let message = format!("{times} times with nothing committed between them: {message}");
+            return self.halt(HaltReason { class, code, message, position });
         }
         let wait = self.backoff.next_wait();
         self.report_batch(&trouble, BatchNext::Replay(wait));
@@ -330,9 +397,10 @@ impl Coordinator {
     }
 
     fn report_batch(&self, trouble: &Trouble, next: BatchNext) {
-        if trouble.batch {
-            let Trouble { class, code, message, .. } = trouble;
-            self.telemetry.batch_failed(&BatchFailed { class: *class, code: code.as_deref(), message, next });
+        if trouble.batch > 0 {
+            let Trouble { batch: events, class, code, message, .. } = trouble;
+            let (events, class, code) = (*events, *class, code.as_deref());
+            self.telemetry.batch_failed(&BatchFailed { events, class, code, message, next });
         }
     }
 
@@ -347,9 +415,24 @@ impl Coordinator {
         });
     }
 
+    /// Another node has the lease: whoever projected here before has lost it.
+    fn note_holder(&mut self, holder: &str, expires_in: Duration) {
+        let projected = self.live.record().0.is_some();
+        if projected && self.pipeline.is_none() {
+            self.lose_ownership(holder);
+        } else {
+            self.stand_by(holder, expires_in);
+        }
+    }
+
     fn stand_by(&mut self, holder: &str, expires_in: Duration) {
-        if self.stopping.is_some() {
+        if self.stopping.is_some() || self.pipeline.is_some() || self.live.state() == State::Halted {
             return;
+        }
+        // The tables answer: what may have been wrong is over, and what else there is happens elsewhere.
+        self.backoff.reset();
+        if let Some(recovery) = self.live.recover() {
+            self.telemetry.recovered(&recovery.event());
         }
         self.live.set_role(Role::Standby, Some(holder.to_owned()));
         if self.live.state() == State::Initializing {
@@ -412,58 +495,6 @@ impl Coordinator {
         }
     }
 
-    /// The time for the stop is over.
-    fn overrun(&mut self) {
-        let releasing = self.stopping.as_ref().is_some_and(|stopping| stopping.releasing);
-        if releasing {
-            return self.finish_stop();
-        }
-        let info = self.live.info();
-        let left_behind = match info.window.oldest {
-            Some(oldest) => format!(
-                "{} events in flight were left behind, the first at position {}{}: they are handled again at the next start",
-                info.window.events,
-                oldest.position,
-                oldest.running.map_or_else(String::new, |(stream, partition, age)| format!(
-                    " (stream {:?}, partition {partition}, handler running for {age:?})",
-                    stream.as_str()
-                ))
-            ),
-            None => format!(
-                "a commit of {} events was left behind: it lands or not, and the next start sees which",
-                info.window.events
-            ),
-        };
-        if let Some(stopping) = &mut self.stopping {
-            stopping.left_behind = Some(left_behind);
-        }
-        self.give_up_pipeline();
-        self.finish_stop();
-    }
-
-    /// Has the keeper write the end down and give the lease up.
-    fn release(&mut self) {
-        let Some(stopping) = &mut self.stopping else { return };
-        if !stopping.releasing {
-            stopping.releasing = true;
-            self.live.set_state(State::Draining);
-            self.order(Order::End);
-        }
-    }
-
-    fn finish_stop(&mut self) {
-        let Some(stopping) = self.stopping.take() else { return };
-        self.live.set_state(State::Stopped);
-        self.telemetry.stopped(&Stopped);
-        for reply in stopping.replies {
-            let result = stopping.left_behind.clone().map_or(Ok(()), |left_behind| {
-                let timeout = self.options.shutdown_timeout;
-                Err(CommandError::Timeout { id: self.id.clone(), command: Command::Stop.name(), timeout, left_behind })
-            });
-            answer(reply, result);
-        }
-    }
-
     fn step(&mut self, step: Step) {
         if let Some(next) = next(self.live.state(), step, false) {
             self.enter(next);
@@ -490,6 +521,15 @@ fn stuck(position: Position, age: Duration) -> HaltReason {
          asynchronously, or move the work to spawn_blocking"
     ))
     .at(position)
+}
+
+fn keeper_lost(ended: Result<(), JoinError>) -> String {
+    match ended {
+        Err(error) if error.is_panic() => {
+            format!("the keeper of the lease panicked: {}", message_of(error.into_panic().as_ref()))
+        }
+        _ => "the keeper of the lease ended unexpectedly".to_owned(),
+    }
 }
 
 fn answer(reply: Reply, result: Result<(), CommandError>) {

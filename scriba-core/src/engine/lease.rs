@@ -4,18 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::info::Live;
+use super::live::Live;
 use super::messages::{Input, LeaseNews, Order};
 use crate::failure::FailureClass;
 use crate::lifecycle::State;
 use crate::projection::ProjectionId;
 use crate::target::{Control, LeaseAnswer, Owner, Tables, TargetError};
 
-/// No question to the tables may take longer than this.
+/// No question to the tables may take longer than this, nor longer than the lease.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Orders that may queue up: they are few.
+const QUEUE: usize = 64;
 
+/// What a keeper is made from.
+#[derive(Clone)]
 pub(crate) struct Keeper {
     pub(crate) id: ProjectionId,
     pub(crate) owner: Owner,
@@ -24,12 +29,29 @@ pub(crate) struct Keeper {
     pub(crate) tables: Arc<dyn Tables>,
     pub(crate) live: Arc<Live>,
     pub(crate) inbox: mpsc::Sender<Input>,
-    pub(crate) connection: Option<Box<dyn Control>>,
 }
 
 impl Keeper {
+    /// Spawns the task that serves the orders of the sender, until it is told to end or the sender is gone.
+    pub(crate) fn spawn(&self) -> (mpsc::Sender<Order>, JoinHandle<()>) {
+        let (orders, ordered) = mpsc::channel(QUEUE);
+        let keeping = Keeping { keeper: self.clone(), connection: None };
+        (orders, tokio::spawn(keeping.keep(ordered)))
+    }
+
+    fn patience(&self) -> Duration {
+        self.lease.map_or(PATIENCE, |lease| lease.min(PATIENCE))
+    }
+}
+
+struct Keeping {
+    keeper: Keeper,
+    connection: Option<Box<dyn Control>>,
+}
+
+impl Keeping {
     /// Serves orders and renews the lease while it is held.
-    pub(crate) async fn keep(mut self, mut orders: mpsc::Receiver<Order>) {
+    async fn keep(mut self, mut orders: mpsc::Receiver<Order>) {
         let mut renew_at: Option<Instant> = None;
         loop {
             let due = renew_at.unwrap_or_else(Instant::now);
@@ -46,7 +68,7 @@ impl Keeper {
                 Some(Order::Acquire) => {
                     let answer = self.acquire().await;
                     if matches!(answer, Ok(LeaseAnswer::Held)) {
-                        renew_at = self.lease.map(|lease| Instant::now() + lease / 3);
+                        renew_at = self.keeper.lease.map(|lease| Instant::now() + lease / 3);
                     }
                     self.tell(Input::Lease(LeaseNews::Answer(answer))).await;
                 }
@@ -63,20 +85,21 @@ impl Keeper {
 
     async fn tell(&mut self, input: Input) {
         // A coordinator that is gone has no use for news.
-        let _ = self.inbox.send(input).await;
+        let _ = self.keeper.inbox.send(input).await;
     }
 
     async fn acquire(&mut self) -> Result<LeaseAnswer, TargetError> {
-        let Some(lease) = self.lease else { return Ok(LeaseAnswer::Held) };
-        let (id, owner) = (self.id.clone(), self.owner.clone());
+        let Some(lease) = self.keeper.lease else { return Ok(LeaseAnswer::Held) };
+        let (id, owner) = (self.keeper.id.clone(), self.keeper.owner.clone());
+        let patience = self.keeper.patience();
         let connection = self.connection().await?;
-        let answer = in_time(connection.lease(&id, &owner, lease)).await;
+        let answer = in_time(patience, connection.lease(&id, &owner, lease)).await;
         self.keep_if_ok(answer)
     }
 
     /// When to renew next; `None` once the lease is another's.
     async fn renew(&mut self) -> Option<Instant> {
-        let lease = self.lease?;
+        let lease = self.keeper.lease?;
         let next = match self.acquire().await {
             Ok(LeaseAnswer::Held) => Instant::now() + lease / 3,
             Ok(LeaseAnswer::HeldBy { holder, .. }) => {
@@ -84,7 +107,7 @@ impl Keeper {
                 return None;
             }
             Err(error) => {
-                tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be renewed");
+                tracing::warn!(target: "scriba", projection = %self.keeper.id, error = %error.message, "the lease could not be renewed");
                 Instant::now() + lease / 10
             }
         };
@@ -95,35 +118,35 @@ impl Keeper {
 
     /// Writes down how things stand, or the state that they are about to reach.
     async fn store(&mut self, state: Option<State>) {
-        let (Some(epoch), mut record) = self.live.record() else { return };
+        let (Some(epoch), mut record) = self.keeper.live.record() else { return };
         record.state = state.unwrap_or(record.state);
-        let id = self.id.clone();
+        let (id, patience) = (self.keeper.id.clone(), self.keeper.patience());
         let stored = match self.connection().await {
-            Ok(connection) => in_time(connection.store_state(&id, epoch, &record)).await,
+            Ok(connection) => in_time(patience, connection.store_state(&id, epoch, &record)).await,
             Err(error) => Err(error),
         };
         if let Err(error) = self.keep_if_ok(stored) {
-            tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the state could not be written down");
+            tracing::warn!(target: "scriba", projection = %self.keeper.id, error = %error.message, "the state could not be written down");
         }
     }
 
     async fn release(&mut self) {
-        if self.lease.is_none() {
+        if self.keeper.lease.is_none() {
             return;
         }
-        let (id, owner) = (self.id.clone(), self.owner.clone());
+        let (id, owner, patience) = (self.keeper.id.clone(), self.keeper.owner.clone(), self.keeper.patience());
         let released = match self.connection().await {
-            Ok(connection) => in_time(connection.release(&id, &owner)).await,
+            Ok(connection) => in_time(patience, connection.release(&id, &owner)).await,
             Err(error) => Err(error),
         };
         if let Err(error) = self.keep_if_ok(released) {
-            tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be released and will lapse");
+            tracing::warn!(target: "scriba", projection = %self.keeper.id, error = %error.message, "the lease could not be released and will lapse");
         }
     }
 
     async fn connection(&mut self) -> Result<&mut Box<dyn Control>, TargetError> {
         if self.connection.is_none() {
-            self.connection = Some(in_time(self.tables.control()).await?);
+            self.connection = Some(in_time(self.keeper.patience(), self.keeper.tables.control()).await?);
         }
         self.connection.as_mut().ok_or_else(|| TargetError::new(FailureClass::TransientServer, "not connected"))
     }
@@ -136,8 +159,11 @@ impl Keeper {
     }
 }
 
-async fn in_time<T>(question: impl Future<Output = Result<T, TargetError>>) -> Result<T, TargetError> {
-    timeout(PATIENCE, question).await.unwrap_or_else(|_| {
-        Err(TargetError::new(FailureClass::TransientServer, format!("the target did not answer within {PATIENCE:?}")))
+async fn in_time<T>(
+    patience: Duration,
+    question: impl Future<Output = Result<T, TargetError>>,
+) -> Result<T, TargetError> {
+    timeout(patience, question).await.unwrap_or_else(|_| {
+        Err(TargetError::new(FailureClass::TransientServer, format!("the target did not answer within {patience:?}")))
     })
 }

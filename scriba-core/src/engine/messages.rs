@@ -10,6 +10,7 @@ use crate::event::EventMeta;
 use crate::projection::Outcome;
 use crate::source::Subscription;
 use crate::target::{Committer, LeaseAnswer, TargetError};
+use crate::telemetry::StopReason;
 
 /// What the user wants of a projection. The latest wish counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +54,7 @@ pub(crate) struct Taken<Op> {
 pub(crate) enum Command {
     Pause,
     Resume,
-    Stop,
+    Stop(StopReason),
 }
 
 impl Command {
@@ -61,7 +62,7 @@ impl Command {
         match self {
             Self::Pause => "pause",
             Self::Resume => "resume",
-            Self::Stop => "stop",
+            Self::Stop(_) => "stop",
         }
     }
 }

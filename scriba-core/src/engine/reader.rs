@@ -10,6 +10,8 @@ use crate::source::{Demand, Page, SourceError, Subscription};
 /// How long an ack lets a page finish that is being read, before it interrupts the reading: long enough for a
 /// page that is on its way, short enough for a server that waits for acks before it sends more.
 const ACK_PATIENCE: Duration = Duration::from_millis(20);
+/// An ack that takes longer has failed: nothing is read meanwhile, and the end of the pipeline waits for the last one.
+const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the pipeline wants of the reader. The latest order counts, so nothing queues up.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,7 +37,8 @@ pub(crate) async fn read(
             && order.ack > acked
             && let Some(position) = order.ack
         {
-            if let Err(error) = subscription.ack(position).await {
+            let acking = tokio::time::timeout(ACK_TIMEOUT, subscription.ack(position)).await;
+            if let Err(error) = acking.unwrap_or_else(|_| Err(SourceError::unavailable(not_acked(position)))) {
                 // A closed channel means that the pipeline is gone, and with it whoever would want the error.
                 let _ = pages.send(Err(error)).await;
                 return;
@@ -62,6 +65,10 @@ pub(crate) async fn read(
             return;
         }
     }
+}
+
+fn not_acked(position: Position) -> String {
+    format!("the source has not answered the ack of position {position} within {ACK_TIMEOUT:?}")
 }
 
 /// Waits until reading the page has to be interrupted: it is not wanted any more, or an ack cannot wait.

@@ -11,12 +11,14 @@ use tokio::time::{Instant, timeout};
 
 use super::control::ControlThread;
 use super::coordinator::{Coordinator, Parts};
-use super::info::{Live, ProjectionInfo};
+use super::info::ProjectionInfo;
 use super::lag;
 use super::lease::Keeper;
+use super::live::Live;
 use super::messages::{Command, Input, Wish};
 use super::panic::note_places;
 use super::setup::Setup;
+use super::supervisor::supervise;
 use crate::dead_letter::DeadLetter;
 use crate::error::{CommandError, HaltReason, RunError, StartError, StateOrStandby};
 use crate::failure::FailureClass;
@@ -25,7 +27,7 @@ use crate::options::{Lease, ProjectionOptions};
 use crate::projection::{Handler, Projection, ProjectionId};
 use crate::source::{Source, SourceError};
 use crate::target::{DeadLetterFilter, DeadLetterStats, Owner, StoredProjection, Tables, Target, TargetError};
-use crate::telemetry::{Observer, Telemetry};
+use crate::telemetry::{Observer, StopReason, Telemetry};
 
 /// A longer name would make keys that an index cannot hold.
 const LONGEST_NAME: usize = 200;
@@ -46,9 +48,13 @@ struct Inner {
     observers: Vec<Arc<dyn Observer>>,
     projections: Mutex<HashMap<ProjectionId, Entry>>,
     attached: Mutex<Vec<Arc<dyn Tables>>>,
+    /// Sources of projections that may never be started here.
+    sources: Mutex<HashMap<ProjectionId, Arc<dyn Source>>>,
     shut_down: watch::Sender<bool>,
     /// The projection that halted first and was not started again since.
     halted: watch::Sender<Option<(ProjectionId, HaltReason)>>,
+    /// Counts the projections that have stopped.
+    ended: watch::Sender<u64>,
 }
 
 /// A projection that was started here.
@@ -97,8 +103,10 @@ impl Scriba {
             observers: observers.into_iter().collect(),
             projections: Mutex::default(),
             attached: Mutex::default(),
+            sources: Mutex::default(),
             shut_down: watch::Sender::new(false),
             halted: watch::Sender::new(None),
+            ended: watch::Sender::new(0),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -107,6 +115,12 @@ impl Scriba {
     /// none of them. The tables of projections that were started here are attached by themselves.
     pub fn attach(&self, target: impl Tables) {
         lock(&self.inner.attached).push(Arc::new(target));
+    }
+
+    /// Makes [`WaitFor::Head`](crate::WaitFor::Head) and [`Scriba::reset`] know the source of a projection on a node that does not
+    /// start it.
+    pub fn attach_source(&self, id: impl Into<ProjectionId>, source: impl Source) {
+        lock(&self.inner.sources).insert(id.into(), Arc::new(source));
     }
 
     /// Starts a projection. Its pipelines run on the runtime this is called on.
@@ -136,7 +150,7 @@ impl Scriba {
         check_target(&id, target.as_ref()).await?;
         check_source(&id, source.as_ref()).await?;
 
-        let live = Arc::new(Live::new(id.clone()));
+        let live = Arc::new(Live::new(id.clone(), target.name(), source.keeps_position()));
         let (own_inbox, inbox) = mpsc::channel(QUEUE);
         let entry = Entry {
             live: Arc::clone(&live),
@@ -151,8 +165,7 @@ impl Scriba {
         let telemetry = Telemetry::new(id.clone(), self.inner.observers.clone());
         let owner = new_owner();
         let (wish, wished) = watch::channel(Wish::Run);
-        let (keeper, orders) = mpsc::channel(QUEUE);
-        let keeping = Keeper {
+        let lease = Keeper {
             id: id.clone(),
             owner: owner.clone(),
             lease: match options.lease {
@@ -162,7 +175,6 @@ impl Scriba {
             tables: Arc::clone(&target) as Arc<dyn Tables>,
             live: Arc::clone(&live),
             inbox: own_inbox.clone(),
-            connection: None,
         };
         let setup = Arc::new(Setup {
             id: id.clone(),
@@ -177,17 +189,30 @@ impl Scriba {
         });
         let halted = self.inner.halted.clone();
         halted.send_if_modified(|halted| halted.take_if(|(there, _)| *there == id).is_some());
+        let ended = self.inner.ended.clone();
         let runtime = Handle::current();
         self.inner.control.spawn(async move {
             let mut tasks = JoinSet::new();
-            tasks.spawn(keeping.keep(orders));
             if !options.lag_interval.is_zero() {
                 tasks.spawn(lag::watch(source, Arc::clone(&live), telemetry.clone(), options.lag_interval));
             }
             let launch = Box::new(move |up| Box::pin(Arc::clone(&setup).run(up)) as _);
-            let parts =
-                Parts { id, options, telemetry, live, runtime, launch, wish, keeper, inbox, own_inbox, halted, tasks };
-            Coordinator::new(parts).run().await;
+            let parts = Parts {
+                id,
+                options,
+                telemetry,
+                live,
+                runtime,
+                launch,
+                wish,
+                lease,
+                inbox,
+                own_inbox,
+                halted,
+                ended,
+                tasks,
+            };
+            supervise(Coordinator::new(parts)).await;
         });
         Ok(())
     }
@@ -230,7 +255,7 @@ impl Scriba {
     /// [`CommandError::Timeout`] when that took longer than the shutdown timeout: it is stopped all the same, what hangs is left
     /// behind and can commit nothing once the next owner has taken over. [`CommandError::InvalidState`] when it is stopped.
     pub async fn stop(&self, id: impl Into<ProjectionId>) -> Result<(), CommandError> {
-        self.command(&id.into(), Command::Stop).await
+        self.command(&id.into(), Command::Stop(StopReason::Stop)).await
     }
 
     /// Stops everything, all at the same time; nothing can be started afterwards.
@@ -245,7 +270,7 @@ impl Scriba {
             .map(|(id, _)| id.clone())
             .collect();
         let stops = running.iter().map(|id| async {
-            match self.command(id, Command::Stop).await {
+            match self.command(id, Command::Stop(StopReason::Shutdown)).await {
                 // Stopped by another in between.
                 Err(CommandError::InvalidState { .. }) => Ok(()),
                 stopped => stopped,
@@ -255,7 +280,10 @@ impl Scriba {
     }
 
     /// Runs everything that was started until `signal` ends, then shuts down; or until a projection halts, then shuts down and
-    /// returns its reason, so that a supervisor starts the process anew and people hear of it.
+    /// returns its reason, so that a supervisor starts the process anew and people hear of it; or until nothing runs any more
+    /// because what was started has come to where it was to end ([`ProjectionOptions::until`]).
+    ///
+    /// While a projection waits to be started, or was stopped by [`Scriba::stop`] and nothing else has ended by itself, it goes on.
     ///
     /// # Errors
     /// [`RunError`].
@@ -265,12 +293,30 @@ impl Scriba {
             _ = signal => None,
             // The sender lives in `self`.
             Ok(halt) = halted.wait_for(Option::is_some) => halt.clone(),
+            () = self.all_have_ended() => None,
         };
         let shut_down = self.shutdown().await;
         if let Some((id, reason)) = halt {
             return Err(RunError::Halted { id, reason });
         }
         shut_down.map_err(RunError::Shutdown)
+    }
+
+    /// Returns once every projection is stopped, and one of them by itself.
+    async fn all_have_ended(&self) {
+        let mut ended = self.inner.ended.subscribe();
+        loop {
+            ended.mark_unchanged();
+            let over = {
+                let projections = lock(&self.inner.projections);
+                let stopped = projections.values().all(|entry| entry.live.state() == State::Stopped);
+                stopped && projections.values().any(|entry| entry.live.has_reached())
+            };
+            // The sender lives in `self`.
+            if over || ended.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     async fn command(&self, id: &ProjectionId, command: Command) -> Result<(), CommandError> {
@@ -283,7 +329,10 @@ impl Scriba {
         let (reply, answer) = oneshot::channel();
         let asked = async {
             entry.inbox.send(Input::Command(command, reply)).await.map_err(|_| stopped())?;
-            answer.await.map_err(|_| stopped())?
+            answer.await.map_err(|_| match entry.live.state() {
+                State::Stopped => stopped(),
+                _ => CommandError::Interrupted { id: id.clone(), command: command.name() },
+            })?
         };
         timeout(entry.stop_within + GRACE, asked).await.unwrap_or_else(|_| {
             Err(CommandError::Timeout {
@@ -379,7 +428,28 @@ impl Scriba {
         found.map(|(tables, _)| tables).ok_or_else(|| CommandError::Unknown { id: id.clone() })
     }
 
-    async fn find(&self, id: &ProjectionId) -> Result<Option<(Arc<dyn Tables>, StoredProjection)>, CommandError> {
+    /// The source of a projection, as far as this node knows it.
+    pub(super) fn source_of(&self, id: &ProjectionId) -> Option<Arc<dyn Source>> {
+        let started = self.entry(id).map(|entry| entry.source);
+        started.or_else(|| lock(&self.inner.sources).get(id).cloned())
+    }
+
+    /// Forgets what a projection that is stopped was when it ran here, now that it was reset.
+    pub(super) fn forget(&self, stopped: &Entry) {
+        let info = stopped.live.info();
+        if let Some(entry) = lock(&self.inner.projections).get_mut(&info.id)
+            && Arc::ptr_eq(&entry.live, &stopped.live)
+        {
+            entry.live = Arc::new(Live::new(info.id, info.target, entry.source.keeps_position()));
+            entry.live.set_state(State::Stopped);
+        }
+    }
+
+    /// The tables that know a projection, and what is stored of it.
+    pub(super) async fn find(
+        &self,
+        id: &ProjectionId,
+    ) -> Result<Option<(Arc<dyn Tables>, StoredProjection)>, CommandError> {
         let candidates = match self.entry(id) {
             Some(entry) => vec![entry.tables],
             None => self.tables(),

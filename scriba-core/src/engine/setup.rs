@@ -1,10 +1,11 @@
 //! From nothing to a pipeline: take over, compare, subscribe.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 
-use super::info::Live;
+use super::live::Live;
 use super::messages::{Taken, Up, Wish};
 use super::pipeline::Pipeline;
 use super::trouble::{Exit, Trouble};
@@ -14,9 +15,12 @@ use crate::error::HaltReason;
 use crate::event::{EventId, Events, Position};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
-use crate::source::{PassedOver, Source, SourceIdentity, SubscribeRequest, TypeSet};
+use crate::source::{PassedOver, Source, SourceError, SourceIdentity, SubscribeRequest, TypeSet};
 use crate::target::{Committer, Owner, TakeOver, Target};
 use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
+
+/// How long a source may take to answer before a subscription.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Everything a pipeline is made from, once for each start of the projection.
 pub(crate) struct Setup<H: Handler> {
@@ -56,7 +60,8 @@ impl<H: Handler> Setup<H> {
     }
 
     async fn take(&self) -> Result<Taken<H::Op>, Exit> {
-        let identity = self.source.identity().await.map_err(Exit::from_source)?;
+        self.live.trying();
+        let identity = answered(self.source.identity()).await?;
         let lease = match self.options.lease {
             Lease::For(lease) => Some(lease),
             Lease::Off => None,
@@ -66,6 +71,7 @@ impl<H: Handler> Setup<H> {
             id: &self.id,
             owner: lease.map(|_| &self.owner),
             lease: lease.unwrap_or_default(),
+            handler_timeout: self.options.handler_timeout,
             initial: self.initial().await?,
             source: &identity,
             event_types,
@@ -78,26 +84,42 @@ impl<H: Handler> Setup<H> {
             epoch: checkpoint.epoch,
             stored: !taken.created,
         });
-        if taken.source != identity {
+        let same = is_stored_as(&identity.kind, &taken.source.kind)
+            && is_stored_as(&identity.fingerprint, &taken.source.fingerprint);
+        if !same {
             return Err(Exit::Halt(other_source(&taken.source, &identity)));
         }
         self.same_store(&checkpoint).await?;
         self.same_types(&checkpoint, taken.committer.as_mut()).await?;
         let after = checkpoint.watermark;
         let request = SubscribeRequest { after, event_types, telemetry: self.telemetry.clone() };
-        let subscription = self.source.subscribe(request).await.map_err(Exit::from_source)?;
-        self.telemetry.subscribed(&Subscribed { after });
+        let subscription = answered(self.source.subscribe(request)).await?;
+        let (attempts, waited) = self.live.subscribed();
+        self.telemetry.subscribed(&Subscribed { after, attempts, waited });
         Ok(Taken { checkpoint, committer: taken.committer, subscription })
     }
 
-    /// Looks whether the last event seen is still what stands at its position. One that is missing proves nothing: it may have
-    /// been removed by retention.
+    /// Looks whether the last event seen is still what stands at its position. One that is missing, and an empty source, prove
+    /// nothing: retention may have removed them. A head below it does. (The watermark would be the wrong one to compare with: it may
+    /// have gone on to positions that were drawn and never used.)
     async fn same_store(&self, checkpoint: &Checkpoint) -> Result<(), Exit> {
         let Some(last) = &checkpoint.last_event else { return Ok(()) };
-        let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
-        let found = inspector.event_id_at(last.position).await.map_err(Exit::from_source)?;
-        match found.filter(|found| *found != last.id) {
-            Some(found) => Err(Exit::Halt(restored(last, &found))),
+        let mut inspector = answered(self.source.inspector()).await?;
+        match answered(inspector.event_id_at(last.position)).await? {
+            Some(found) if !is_stored_as(found.as_str(), last.id.as_str()) => {
+                return Err(Exit::Halt(restored(last, &found)));
+            }
+            Some(_) => return Ok(()),
+            None => {}
+        }
+        let head = answered(async {
+            match inspector.head().await {
+                Err(SourceError::NoHead) => Ok(None),
+                head => head,
+            }
+        });
+        match head.await?.filter(|head| *head < last.position) {
+            Some(head) => Err(Exit::Halt(cut_off(last, head))),
             None => Ok(()),
         }
     }
@@ -115,7 +137,7 @@ impl<H: Handler> Setup<H> {
             _ => (!added.is_empty()).then_some(TypeSet::Only(&added)),
         };
         if let (Some(added), Some(watermark), false) = (added, checkpoint.watermark, self.options.accept_missed) {
-            let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
+            let mut inspector = answered(self.source.inspector()).await?;
             if let Some(missed) = inspector.passed_over(added, watermark).await.map_err(Exit::from_source)? {
                 return Err(Exit::Halt(passed_over(&missed, watermark)));
             }
@@ -126,7 +148,11 @@ impl<H: Handler> Setup<H> {
             }
             (stored, listed) => stored.is_none() && listed.is_none(),
         };
-        if same { Ok(()) } else { committer.store_event_types(listed).await.map_err(Exit::from_commit) }
+        if same {
+            Ok(())
+        } else {
+            committer.store_event_types(listed).await.map_err(|error| Exit::from_commit(error, None))
+        }
     }
 
     /// The watermark of a checkpoint that has to be created: resolved before, so that it is stored with its row.
@@ -136,14 +162,27 @@ impl<H: Handler> Setup<H> {
             StartFrom::After(position) => Ok(Some(position)),
             StartFrom::Now => {
                 let stored = self.target.stored(&self.id).await.map_err(Exit::from_target)?;
-                if stored.is_some() {
+                if stored.is_some_and(|stored| !stored.is_untouched()) {
                     return Ok(None);
                 }
-                let mut inspector = self.source.inspector().await.map_err(Exit::from_source)?;
-                inspector.head().await.map_err(Exit::from_source)
+                let mut inspector = answered(self.source.inspector()).await?;
+                answered(inspector.head()).await
             }
         }
     }
+}
+
+/// The answer of a source, or an outage where there is none.
+async fn answered<T>(question: impl Future<Output = Result<T, SourceError>>) -> Result<T, Exit> {
+    let answer = tokio::time::timeout(PATIENCE, question).await;
+    let answer = answer
+        .unwrap_or_else(|_| Err(SourceError::unavailable(format!("the source has not answered within {PATIENCE:?}"))));
+    answer.map_err(Exit::from_source)
+}
+
+/// Whether a text is the one that was stored: a target that cannot hold NUL may hold its visible sign instead.
+fn is_stored_as(text: &str, stored: &str) -> bool {
+    text == stored || text.replace('\0', "\u{2400}") == stored
 }
 
 fn other_source(stored: &SourceIdentity, found: &SourceIdentity) -> HaltReason {
@@ -163,6 +202,16 @@ fn passed_over(missed: &PassedOver, watermark: Position) -> HaltReason {
         missed.events
     ))
     .at(missed.first)
+}
+
+fn cut_off(last: &LastEvent, head: Position) -> HaltReason {
+    HaltReason::new(format!(
+        "event {:?} was the last one seen, and the head of the source is at {head} now, below it: the store was restored to an older state, \
+         and what is appended now would be taken for seen; restore the read model and the checkpoint to before that point, or rebuild \
+         under a new version",
+        last.id.as_str()
+    ))
+    .at(last.position)
 }
 
 fn restored(last: &LastEvent, found: &EventId) -> HaltReason {

@@ -1,6 +1,9 @@
 //! How a pipeline ends, and which end each failure leads to.
 
+use std::time::Duration;
+
 use crate::error::HaltReason;
+use crate::event::Position;
 use crate::failure::FailureClass;
 use crate::source::SourceError;
 use crate::target::{CommitError, Shortfall, TakeOverError, TargetError};
@@ -10,6 +13,8 @@ use crate::target::{CommitError, Shortfall, TakeOverError, TargetError};
 pub(crate) enum Exit {
     /// It was asked to stop, or its task was cancelled.
     Stopped,
+    /// Everything up to the position at which it was to end is committed.
+    Reached,
     /// The runtime it ran on is gone.
     RuntimeGone,
     /// No retry mends it.
@@ -29,8 +34,10 @@ pub(crate) struct Trouble {
     pub(crate) class: Option<FailureClass>,
     pub(crate) code: Option<String>,
     pub(crate) message: String,
-    /// True when a batch failed, false when there was none.
-    pub(crate) batch: bool,
+    /// Events in the batch that failed; 0 where none did.
+    pub(crate) batch: u64,
+    /// The event to blame, where it is known.
+    pub(crate) position: Option<Position>,
 }
 
 /// What a failure says about the chances of a new pipeline.
@@ -38,6 +45,8 @@ pub(crate) struct Trouble {
 pub(crate) enum TroubleKind {
     /// Something is down and will be up again.
     Outage,
+    /// A statement for one event alone failed in a way that may pass: a lock, a timeout, a deadlock.
+    Statement,
     /// The source asks for a new subscription.
     Source,
     /// The state of a connection, or of the checkpoint row, is not what it should be.
@@ -47,19 +56,21 @@ pub(crate) enum TroubleKind {
 }
 
 impl TroubleKind {
-    /// How many in a row with nothing committed between them halt the projection; `None` for any number.
-    pub(crate) fn limit(self) -> Option<u32> {
+    /// How many in a row with nothing committed between them halt the projection, and over how long a time; `None` for any
+    /// number.
+    pub(crate) fn limit(self) -> Option<(u32, Duration)> {
         match self {
             Self::Outage | Self::Source => None,
-            Self::Unclear => Some(3),
-            Self::Unknown => Some(10),
+            Self::Statement => Some((5, Duration::from_mins(5))),
+            Self::Unclear => Some((3, Duration::ZERO)),
+            Self::Unknown => Some((10, Duration::ZERO)),
         }
     }
 }
 
 impl Trouble {
     pub(crate) fn unknown(message: impl Into<String>) -> Self {
-        Self { kind: TroubleKind::Unknown, class: None, code: None, message: message.into(), batch: false }
+        Self { kind: TroubleKind::Unknown, class: None, code: None, message: message.into(), batch: 0, position: None }
     }
 
     pub(crate) fn source(message: impl Into<String>) -> Self {
@@ -67,7 +78,8 @@ impl Trouble {
     }
 
     fn of_target(error: TargetError, kind: TroubleKind) -> Self {
-        Self { kind, class: Some(error.class), code: error.code, message: error.message, batch: false }
+        let TargetError { class, code, message, position, .. } = error;
+        Self { kind, class: Some(class), code, message, batch: 0, position }
     }
 }
 
@@ -88,7 +100,7 @@ impl Exit {
 
     /// | class | end |
     /// |---|---|
-    /// | transient | restart, for as long as it takes |
+    /// | transient | restart, for as long as it takes; a statement for one event alone halts after five times over five minutes |
     /// | unclear | restart, three times |
     /// | integrity, structural | halt |
     pub(crate) fn from_target(error: TargetError) -> Self {
@@ -113,8 +125,9 @@ impl Exit {
         }
     }
 
-    /// An ambiguous commit is settled by taking over anew: only that waits for the commit in doubt.
-    pub(crate) fn from_commit(error: CommitError) -> Self {
+    /// An ambiguous commit is settled by taking over anew: only that waits for the commit in doubt. `only` is the event of a
+    /// batch that held no other.
+    pub(crate) fn from_commit(error: CommitError, only: Option<Position>) -> Self {
         let exit = match error {
             CommitError::Fenced(Shortfall::OtherEpoch { found, .. }) => {
                 return Self::OwnershipLost { by: format!("the owner of epoch {found}") };
@@ -132,9 +145,22 @@ impl Exit {
             }),
             CommitError::Ambiguous(error) => Self::Restart(Trouble::of_target(error, TroubleKind::Outage)),
             CommitError::Failed(error) => Self::from_target(error),
+            CommitError::HaltBefore(halt) => Self::Halt(halt.reason),
         };
         match exit {
-            Self::Restart(trouble) => Self::Restart(Trouble { batch: true, ..trouble }),
+            Self::Restart(trouble @ Trouble { class: Some(FailureClass::TransientStatement), .. })
+                if only.is_some() =>
+            {
+                Self::Restart(Trouble { kind: TroubleKind::Statement, position: only, ..trouble })
+            }
+            other => other,
+        }
+    }
+
+    /// The same end, of a pipeline whose batch of so many events failed.
+    pub(crate) fn of_batch(self, events: u64) -> Self {
+        match self {
+            Self::Restart(trouble) => Self::Restart(Trouble { batch: events, ..trouble }),
             other => other,
         }
     }
@@ -161,12 +187,22 @@ mod tests {
 
     #[test]
     fn each_shortfall_ends_a_pipeline_in_its_own_way() {
-        let lost = Exit::from_commit(CommitError::Fenced(Shortfall::OtherEpoch { found: 5, ours: 4 }));
+        let lost = Exit::from_commit(CommitError::Fenced(Shortfall::OtherEpoch { found: 5, ours: 4 }), None);
         assert!(matches!(lost, Exit::OwnershipLost { .. }));
-        let other = Exit::from_commit(CommitError::Fenced(Shortfall::OtherCommit { found: 1, expected: 2, epoch: 4 }));
-        assert!(matches!(other, Exit::Restart(Trouble { kind: TroubleKind::Unclear, batch: true, .. })));
-        assert!(matches!(Exit::from_commit(CommitError::Fenced(Shortfall::Missing)), Exit::Halt(_)));
+        let other =
+            Exit::from_commit(CommitError::Fenced(Shortfall::OtherCommit { found: 1, expected: 2, epoch: 4 }), None);
+        assert!(matches!(other, Exit::Restart(Trouble { kind: TroubleKind::Unclear, .. })));
+        assert!(matches!(other.of_batch(3), Exit::Restart(Trouble { kind: TroubleKind::Unclear, batch: 3, .. })));
+        assert!(matches!(Exit::from_commit(CommitError::Fenced(Shortfall::Missing), None), Exit::Halt(_)));
+        let locked = || CommitError::Failed(TargetError::new(FailureClass::TransientStatement, "locked"));
+        let alone = Exit::from_commit(locked(), Some(Position::new(7)));
+        assert!(matches!(
+            alone,
+            Exit::Restart(Trouble { kind: TroubleKind::Statement, position: Some(position), .. }) if position == Position::new(7)
+        ));
+        let among_others = Exit::from_commit(locked(), None);
+        assert!(matches!(among_others, Exit::Restart(Trouble { kind: TroubleKind::Outage, .. })));
         let doubt = CommitError::Ambiguous(TargetError::new(FailureClass::Structural, "connection lost"));
-        assert!(matches!(Exit::from_commit(doubt), Exit::Restart(Trouble { kind: TroubleKind::Outage, .. })));
+        assert!(matches!(Exit::from_commit(doubt, None), Exit::Restart(Trouble { kind: TroubleKind::Outage, .. })));
     }
 }

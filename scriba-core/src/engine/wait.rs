@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use super::live::Standing;
 use super::registry::{Entry, Scriba, deadline};
 use crate::error::{CommandError, WaitError};
 use crate::event::Position;
@@ -21,8 +22,8 @@ pub enum WaitFor {
     Position(Position),
     /// The event at a position is accounted for and was not dead-lettered.
     Event(Position),
-    /// Every event up to the source's head as of now is accounted for. Only where the projection was started on this node,
-    /// for want of a source elsewhere.
+    /// Every event up to the source's head as of now is accounted for. On a node that has not started the projection, its source
+    /// has to be known by [`Scriba::attach_source`].
     Head,
 }
 
@@ -43,9 +44,12 @@ impl Scriba {
         let id = id.into();
         let until = deadline(timeout);
         let entry = self.entry(&id);
+        if entry.is_none() && self.tables().is_empty() {
+            return Err(CommandError::Unknown { id }.into());
+        }
         let position = match what {
             WaitFor::Position(position) | WaitFor::Event(position) => position,
-            WaitFor::Head => match head(&id, entry.as_ref(), until).await? {
+            WaitFor::Head => match self.head(&id, until).await? {
                 Some(head) => head,
                 None => return Ok(()),
             },
@@ -99,6 +103,21 @@ impl Scriba {
         }
     }
 
+    async fn head(&self, id: &ProjectionId, until: Instant) -> Result<Option<Position>, WaitError> {
+        let unknown = |message: String| WaitError::HeadUnknown { id: id.clone(), message };
+        let source = self.source_of(id).ok_or_else(|| {
+            unknown(
+                "this node does not know it: start the projection here, or tell its source by `Scriba::attach_source`"
+                    .to_owned(),
+            )
+        })?;
+        let asked = async { source.inspector().await?.head().await };
+        match timeout_at(until, asked).await {
+            Ok(head) => head.map_err(|error| unknown(error.to_string())),
+            Err(_) => Err(unknown("it did not answer in time".to_owned())),
+        }
+    }
+
     async fn not_dead_lettered(&self, id: &ProjectionId, position: Position) -> Result<(), WaitError> {
         let filter = DeadLetterFilter {
             from_position: Some(position),
@@ -121,9 +140,10 @@ enum Verdict {
 /// | known of it | answer |
 /// |---|---|
 /// | watermark at or above the position | there |
-/// | no checkpoint, not started here | never started |
-/// | halted, stopped | so |
-/// | its lease lapsed | run by nobody |
+/// | no checkpoint, not run here | never started |
+/// | halted | halted |
+/// | stopped, here or as its owner wrote down, and nobody holds the lease | stopped |
+/// | its lease lapsed, not run here | run by nobody |
 /// | this node stands by for it, or otherwise | not yet |
 fn verdict(
     id: &ProjectionId,
@@ -131,19 +151,23 @@ fn verdict(
     stored: Option<StoredProjection>,
     wanted: Position,
 ) -> Result<Verdict, WaitError> {
-    let here = entry.map(|entry| entry.live.info());
-    let stands_by = here.as_ref().is_some_and(|info| info.role == Role::Standby && info.is_live());
-    let here = here.filter(|info| info.role == Role::Active);
+    let here = entry.map(|entry| entry.live.standing());
+    let stands_by = here
+        .as_ref()
+        .is_some_and(|here| here.role == Role::Standby && !matches!(here.state, State::Halted | State::Stopped));
+    let stopped_here = here.as_ref().is_some_and(|here| here.state == State::Stopped);
+    // What was stopped here may be run elsewhere by now.
+    let here = here.filter(|here| here.role == Role::Active && here.state != State::Stopped);
     let id = id.clone();
     let Some(stored) = stored else {
         return match here {
-            Some(info) if info.state == State::Halted => {
-                let reason = info.halt_reason.map_or_else(String::new, |reason| reason.to_string());
+            Some(Standing { state: State::Halted, halt_reason, .. }) => {
+                let reason = halt_reason.map_or_else(String::new, |reason| reason.to_string());
                 Err(WaitError::Halted { id, wanted, watermark: None, reason })
             }
-            Some(info) if info.state != State::Stopped => Ok(Verdict::NotYet(None)),
+            Some(_) => Ok(Verdict::NotYet(None)),
             None if stands_by => Ok(Verdict::NotYet(None)),
-            _ => Err(WaitError::NeverStarted { id }),
+            None => Err(WaitError::NeverStarted { id }),
         };
     };
     let watermark = stored.checkpoint.watermark;
@@ -153,27 +177,21 @@ fn verdict(
     if stands_by && stored.state.state != State::Halted {
         return Ok(Verdict::NotYet(watermark));
     }
-    let state = here.as_ref().map_or(stored.state.state, |info| info.state);
+    let state = here.as_ref().map_or(stored.state.state, |here| here.state);
+    let held = matches!(stored.lease, StoredLease::Held { .. });
     match state {
         State::Halted => {
-            let reason = here.and_then(|info| info.halt_reason).map(|reason| reason.to_string());
+            let reason = here.and_then(|here| here.halt_reason).map(|reason| reason.to_string());
             let reason = reason.or(stored.state.halt_reason).unwrap_or_default();
             Err(WaitError::Halted { id, wanted, watermark, reason })
         }
-        State::Stopped => Err(WaitError::Stopped { id, wanted, watermark }),
-        _ if here.is_none() && matches!(stored.lease, StoredLease::Lapsed { .. }) => {
+        // Whoever holds the lease by now is about to write its own state.
+        State::Stopped if !held => Err(WaitError::Stopped { id, wanted, watermark }),
+        _ if here.is_some() || held => Ok(Verdict::NotYet(watermark)),
+        _ if stopped_here => Err(WaitError::Stopped { id, wanted, watermark }),
+        _ if matches!(stored.lease, StoredLease::Lapsed { .. }) => {
             Err(WaitError::RunByNobody { id, wanted, watermark })
         }
         _ => Ok(Verdict::NotYet(watermark)),
-    }
-}
-
-async fn head(id: &ProjectionId, entry: Option<&Entry>, until: Instant) -> Result<Option<Position>, WaitError> {
-    let entry = entry.ok_or_else(|| WaitError::Command(CommandError::Unknown { id: id.clone() }))?;
-    let unknown = |message: String| WaitError::HeadUnknown { id: id.clone(), message };
-    let asked = async { entry.source.inspector().await?.head().await };
-    match timeout_at(until, asked).await {
-        Ok(head) => head.map_err(|error| unknown(error.to_string())),
-        Err(_) => Err(unknown("it did not answer in time".to_owned())),
     }
 }

@@ -9,12 +9,12 @@ use futures_util::poll;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::info::Live;
+use super::live::Live;
 use super::messages::{Handled, Wish};
 use super::panic::{Guarded, Panic};
 use crate::dead_letter::{Failure, kind};
 use crate::error::{HaltReason, HandlerError, RetryAdvice};
-use crate::event::{EventMeta, Events};
+use crate::event::{EventMeta, Events, Position};
 use crate::options::{OnPoison, ProjectionOptions};
 use crate::projection::{Handler, Outcome};
 use crate::retry::Backoff;
@@ -71,7 +71,7 @@ impl<H: Handler> Worker<H> {
                 }
             };
             let Some(wait) = wait else {
-                return match self.options.on_poison {
+                return match self.options.dead_letters.on_poison(meta.replay) {
                     OnPoison::DeadLetter => Handled::DeadLetter(meta, failure),
                     OnPoison::Halt => Handled::Halt(poisoned(&meta, &failure)),
                 };
@@ -88,8 +88,7 @@ impl<H: Handler> Worker<H> {
         if !self.telemetry.watches_events() {
             let attempt = self.attempt(meta, in_own_task).await;
             if let Some(failure) = failure_in(&attempt, meta) {
-                // How long it took is unknown: no clock is read while nobody looks.
-                self.telemetry.event_exception(&EventException { meta, duration: Duration::ZERO, failure: &failure });
+                self.telemetry.event_exception(&EventException { meta, duration: None, failure: &failure });
             }
             return attempt;
         }
@@ -99,7 +98,10 @@ impl<H: Handler> Worker<H> {
         let duration = started.elapsed();
         match failure_in(&attempt, meta) {
             None => self.telemetry.event_stop(&EventStop { meta, duration }),
-            Some(failure) => self.telemetry.event_exception(&EventException { meta, duration, failure: &failure }),
+            Some(failure) => {
+                let duration = Some(duration);
+                self.telemetry.event_exception(&EventException { meta, duration, failure: &failure });
+            }
         }
         attempt
     }
@@ -107,6 +109,7 @@ impl<H: Handler> Worker<H> {
     async fn attempt(&self, meta: &EventMeta, in_own_task: bool) -> Attempt<H::Op> {
         // On the pipeline's own task the pipeline itself is what shows a handler that does not come back.
         let mut noted = in_own_task.then(|| self.live.attempt(meta.position));
+        let mut since = in_own_task.then(Instant::now);
         let mut call = pin!(async {
             match H::Event::decode(meta.event()) {
                 // Sources that cannot filter deliver other types too; looking only here keeps it off every event's path.
@@ -123,6 +126,7 @@ impl<H: Handler> Worker<H> {
             std::task::Poll::Ready(done) => done,
             std::task::Poll::Pending => {
                 noted.get_or_insert_with(|| self.live.attempt(meta.position));
+                since.get_or_insert_with(Instant::now);
                 match within(self.options.handler_timeout, Guarded(call)).await {
                     Some(done) => done,
                     None => return Attempt::Failed(timed_out(self.options.handler_timeout)),
@@ -130,9 +134,20 @@ impl<H: Handler> Worker<H> {
             }
         };
         match done {
+            Ok(_) if self.is_late(since, meta.position) => Attempt::Failed(timed_out(self.options.handler_timeout)),
             Ok(attempt) => attempt,
             Err(panic) => Attempt::Failed(panicked(panic).await),
         }
+    }
+
+    /// Whether an attempt took longer than it may. One that blocks its thread comes back whenever it likes.
+    fn is_late(&self, since: Option<Instant>, position: Position) -> bool {
+        #[cfg(feature = "test-switches")]
+        if self.options.switches == crate::switches::Switches::LateResults {
+            return false;
+        }
+        // Without a clock it is the coordinator that has noticed.
+        since.map_or_else(|| self.live.is_overdue(position), |since| since.elapsed() > self.options.handler_timeout)
     }
 
     /// Waits; true when the projection is stopped meanwhile.

@@ -24,6 +24,8 @@ pub(crate) struct Act {
     pub(crate) skip: bool,
     /// Compute for so long, in microseconds, without ever waiting.
     pub(crate) compute: u64,
+    /// The same after the wait.
+    pub(crate) compute_after: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -61,12 +63,11 @@ impl Handler for Script {
     async fn handle(&self, event: RawEvent, meta: &EventMeta) -> HandlerResult<u64> {
         let started = Instant::now();
         let act: Act = serde_json::from_slice(&event.0.data)?;
-        while started.elapsed() < Duration::from_micros(act.compute) {
-            std::hint::spin_loop();
-        }
+        compute(act.compute);
         if act.wait > 0 {
             tokio::time::sleep(Duration::from_micros(act.wait)).await;
         }
+        compute(act.compute_after);
         self.calls.lock().unwrap().push(Call {
             stream: meta.stream_id.to_string(),
             position: meta.position,
@@ -86,6 +87,13 @@ impl Handler for Script {
             };
         }
         Ok(if act.skip { Outcome::skip() } else { meta.position.get().into() })
+    }
+}
+
+fn compute(microseconds: u64) {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_micros(microseconds) {
+        std::hint::spin_loop();
     }
 }
 

@@ -12,6 +12,7 @@ use scriba_core::{
 use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, SourceFault, TargetFault, TargetStep};
 
 use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
+use super::stopping::Other;
 
 fn invalid(result: Result<(), CommandError>) -> Option<StateOrStandby> {
     match result.err()? {
@@ -299,7 +300,7 @@ async fn the_life_of_a_projection_is_told_to_observers_in_order() {
             Recorded::BatchStop { .. } => Some("batch stop"),
             Recorded::Paused => Some("paused"),
             Recorded::Resumed => Some("resumed"),
-            Recorded::Stopped => Some("stopped"),
+            Recorded::Stopped { .. } => Some("stopped"),
             _ => None,
         })
         .collect();
@@ -418,4 +419,35 @@ async fn waiting_for_ever_is_a_timeout_like_any_other() {
     let (scriba, _) = start(&source, &target, options()).await;
     let position = append(&source, "a", &Act::default());
     scriba.wait_for(id(), WaitFor::Position(position), Duration::MAX).await.expect("it gets there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn run_until_with_several_projections_ends_with_the_first_halt_of_any_and_stops_all() {
+    let (source, target, quiet) = (MemorySource::new(), MemoryTarget::new(), MemorySource::new());
+    let (scriba, _) = start(&source, &target, options().on_poison(OnPoison::Halt)).await;
+    let other = Other::default();
+    scriba.start(other, quiet.clone(), target.clone(), options()).await.expect("it starts");
+    let task = { scriba.clone() };
+    let runs = tokio::spawn(async move { task.run_until(std::future::pending::<()>()).await });
+    let fine = append(&quiet, "a", &Act::default());
+    scriba.wait_for("other", WaitFor::Position(fine), Duration::from_secs(5)).await.expect("the other runs");
+    assert!(!runs.is_finished());
+    append(&source, "a", &Act { fail: 9, how: Fail::Permanent, ..Act::default() });
+    let RunError::Halted { id: halted, .. } = runs.await.unwrap().expect_err("one halts") else { panic!("no halt") };
+    assert_eq!(halted, id());
+    let states: Vec<State> = ["script", "other"].map(|id| scriba.info(id).unwrap().state).to_vec();
+    assert_eq!(states, [State::Stopped, State::Stopped]);
+
+    let scriba = Scriba::new();
+    for n in 0..2 {
+        let source = MemorySource::new();
+        let target = MemoryTarget::<u64>::new();
+        if n == 0 {
+            scriba.start(Script::default(), source, target, options()).await.expect("it starts");
+        } else {
+            scriba.start(Other::default(), source, target, options()).await.expect("it starts");
+        }
+    }
+    scriba.run_until(tokio::time::sleep(Duration::from_millis(20))).await.expect("the signal ends it");
+    assert!(["script", "other"].into_iter().all(|id| scriba.info(id).unwrap().state == State::Stopped));
 }

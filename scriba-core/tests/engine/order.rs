@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use scriba_core::ProjectionOptions;
+use scriba_core::{Circuit, ProjectionOptions};
 use scriba_testing::{Faults, MemorySource, MemoryTarget, TargetFault, TargetStep};
 
 use super::common::{Act, Call, Fail, append, applied, id, options, start, until};
@@ -31,7 +31,7 @@ pub(crate) fn runs() -> impl Strategy<Value = Run> {
                 fail: if how == Fail::Retryable { fail.min(1) } else { fail },
                 how,
                 skip: skip == 0,
-                compute: 0,
+                ..Act::default()
             });
     let chance = || prop_oneof![2 => Just(0.0), 1 => 0.0..0.3_f64];
     let faults = (any::<u64>(), chance(), chance(), chance(), any::<bool>(), prop::option::of(1..8_usize)).prop_map(
@@ -89,7 +89,12 @@ pub(crate) async fn carry_out(run: &Run, change: impl FnOnce(ProjectionOptions) 
         };
         target.fail(TargetStep::Commit, *nth, fault);
     }
-    let options = options().parallelism(run.parallelism).batch_events(run.batch).in_flight_events(run.in_flight);
+    // Poison is common here, and order is what is looked at.
+    let options = options()
+        .circuit(Circuit::OFF)
+        .parallelism(run.parallelism)
+        .batch_events(run.batch)
+        .in_flight_events(run.in_flight);
     let (scriba, script) = start(&source, &target, change(options)).await;
     until(&scriba, last.expect("a log of at least one event")).await;
     scriba.shutdown().await.expect("it stops");

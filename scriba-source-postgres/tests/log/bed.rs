@@ -86,7 +86,7 @@ impl Bed {
     }
 }
 
-pub(crate) struct Session(PgConnection);
+pub(crate) struct Session(pub(crate) PgConnection);
 
 impl Session {
     pub(crate) async fn run(&mut self, sql: &str) {
@@ -113,12 +113,15 @@ pub(crate) struct Reports {
 
 impl Observer for Reports {
     fn gap_detected(&self, _: &ProjectionId, gap: &GapDetected<'_>) {
+        assert_eq!(gap.evidence, "sequence_lock");
+        assert!(gap.age >= Duration::from_secs(1), "an everyday append is not reported: {:?}", gap.age);
         let gap = (gap.position.get(), gap.highest_visible.get(), gap.blocker.to_owned());
         self.detected.lock().unwrap().push(gap);
     }
 
     fn gap_passed(&self, _: &ProjectionId, gap: &GapPassed<'_>) {
         assert_eq!(gap.evidence, "no_holder");
+        assert!(gap.highest_visible > gap.to, "the row behind the gap is visible");
         self.passed.lock().unwrap().push((gap.from.get(), gap.to.get(), gap.age));
     }
 }

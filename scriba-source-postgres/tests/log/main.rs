@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bed;
+mod conformance;
 mod gaps;
 mod layouts;
 mod paging;

@@ -21,8 +21,13 @@ impl<'a> Key<'a> {
             PgOp::Insert(op) => Some(Self { values: &op.values, picks: Some(op.table.key) }),
             PgOp::Update(op) => Self::of_rows(&op.rows),
             PgOp::Delete(op) => Self::of_rows(&op.rows),
-            PgOp::Sql(_) => None,
+            PgOp::Sql(_) | PgOp::Custom(_) => None,
         }
+    }
+
+    /// The key of one column that has this value.
+    pub(crate) fn of_column(value: &'a Value) -> Self {
+        Self { values: std::slice::from_ref(value), picks: None }
     }
 
     fn of_rows(rows: &'a Rows) -> Option<Self> {

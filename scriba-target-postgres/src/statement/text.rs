@@ -121,7 +121,7 @@ pub(super) fn filtered_parts(op: &PgOp) -> Filtered<'_> {
     let (table, rows, set, add) = match op {
         PgOp::Update(op) => (op.table, &op.rows, op.set.as_slice(), op.add.as_slice()),
         PgOp::Delete(op) => (op.table, &op.rows, &[][..], &[][..]),
-        PgOp::Insert(_) | PgOp::Sql(_) => unreachable!("no operation by filter"),
+        PgOp::Insert(_) | PgOp::Sql(_) | PgOp::Custom(_) => unreachable!("no operation by filter"),
     };
     let Rows::Filter(filter) = rows else { unreachable!("no operation by filter") };
     let compared = filter.iter().filter(|(_, value)| *value != Value::Null);

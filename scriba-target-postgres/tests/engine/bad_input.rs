@@ -98,17 +98,18 @@ async fn bodies_that_do_not_decode_are_dead_letters_with_their_bytes_and_good_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_with_a_nul_that_the_read_model_cannot_hold_halts_and_says_so_and_commits_nothing_of_its_batch() {
+async fn a_text_with_a_nul_that_the_read_model_cannot_hold_is_a_dead_letter_of_its_event_alone() {
     let fixture = notes().await;
+    fixture.append("a", "Noted", br#"{"text":"good"}"#).await;
     fixture.append("a", "Noted", br#"{"text":"a\u0000b"}"#).await;
+    fixture.append("a", "Noted", br#"{"text":"good"}"#).await;
     let scriba = start(&fixture).await;
-    eventually("halted", || scriba.info(id()).unwrap().state == State::Halted).await;
-    let reason = scriba.info(id()).unwrap().halt_reason.unwrap();
-    assert_eq!(reason.code.as_deref(), Some("22021"), "{reason}");
-    assert_eq!(reason.position.map(scriba_core::Position::get), Some(0), "{reason}");
-    let stored = scriba.list().await.unwrap().remove(0).stored.unwrap();
-    assert_eq!(stored.checkpoint.watermark, None);
-    assert_eq!(stored.state.state, State::Halted, "other nodes see it too");
+    until(&scriba, &id(), 2).await;
+    let kind = "commit:22021 (character_not_in_repertoire)".to_owned();
+    assert_eq!(dead_letters(&fixture).await, [(1, kind, br#"{"text":"a\u0000b"}"#.to_vec(), false)]);
+    let applied: Vec<i64> =
+        sqlx::query_scalar("SELECT position FROM notes ORDER BY position").fetch_all(&fixture.pool).await.unwrap();
+    assert_eq!(applied, [0, 2]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

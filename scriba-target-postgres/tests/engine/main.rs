@@ -4,5 +4,11 @@
 
 mod bad_input;
 mod common;
+mod database;
 mod event_types;
+mod failures;
+mod order;
+mod parallel;
 mod prefix;
+mod sqlstates;
+mod stores;

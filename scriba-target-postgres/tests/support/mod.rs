@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use scriba_core::checkpoint::{Advance, Checkpoint, Counts, LastEvent};
+use scriba_core::checkpoint::Checkpoint;
 use scriba_core::dead_letter::Failure;
 use scriba_core::source::SourceIdentity;
-use scriba_core::target::{Batch, Entry, Owner, TakeOver, TakeOverError, TakenOver, Target, Write};
-use scriba_core::{EventMeta, Outcome, Position, ProjectionId, RecordedEvent};
+use scriba_core::target::{Batch, Entry, Owner, Tables, TakeOver, TakeOverError, TakenOver, Target, Write};
+use scriba_core::{Circuit, DeadLetterPolicy, EventMeta, OnPoison, Outcome, Position, ProjectionId, RecordedEvent};
 use scriba_target_postgres::{PgOp, PgTarget, sql};
 use scriba_testing::postgres::{Database, Postgres};
 use sqlx::PgPool;
@@ -21,7 +21,12 @@ pub(crate) struct Fixture {
 
 /// A database with the control tables, and a table `seen` whose rows show each time an event was applied.
 pub(crate) async fn fixture() -> Fixture {
-    let bare = bare().await;
+    fixture_in(Postgres::shared().await.unwrap()).await
+}
+
+/// The same on a server of one's own.
+pub(crate) async fn fixture_in(server: &Postgres) -> Fixture {
+    let bare = bare_in(server).await;
     bare.target.migrate().await.unwrap();
     sqlx::raw_sql("CREATE TABLE seen (position bigint)").execute(&bare.pool).await.unwrap();
     bare
@@ -29,7 +34,11 @@ pub(crate) async fn fixture() -> Fixture {
 
 /// An empty database.
 pub(crate) async fn bare() -> Fixture {
-    let database = Postgres::shared().await.unwrap().create_database().await.unwrap();
+    bare_in(Postgres::shared().await.unwrap()).await
+}
+
+async fn bare_in(server: &Postgres) -> Fixture {
+    let database = server.create_database().await.unwrap();
     let pool = database.pool(4).await.unwrap();
     Fixture { target: PgTarget::new(pool.clone()), database, pool }
 }
@@ -41,7 +50,6 @@ impl Fixture {
     }
 
     pub(crate) async fn stored(&self) -> Checkpoint {
-        use scriba_core::target::Tables;
         self.target.stored(&id()).await.unwrap().unwrap().checkpoint
     }
 }
@@ -65,7 +73,19 @@ pub(crate) async fn take_over_as(
     lease: Duration,
 ) -> Result<TakenOver<PgOp>, TakeOverError> {
     let (id, source) = (id(), source());
-    let request = TakeOver { id: &id, owner, lease, initial: None, source: &source, event_types: None };
+    let request = TakeOver {
+        id: &id,
+        owner,
+        lease,
+        handler_timeout: Duration::from_secs(30),
+        initial: None,
+        source: &source,
+        event_types: None,
+    };
+    if let Some(owner) = owner {
+        // Whoever has it: a take-over needs the lease, and tells.
+        target.control().await.unwrap().lease(&id, owner, lease).await.unwrap();
+    }
     target.take_over(request).await
 }
 
@@ -97,6 +117,11 @@ pub(crate) fn run(position: u64, text: impl Into<String>) -> Entry<PgOp> {
     Entry { meta: EventMeta::new(event(position), false), write: Write::Apply(outcome) }
 }
 
+/// An event that is skipped.
+pub(crate) fn skip(position: u64) -> Entry<PgOp> {
+    Entry { meta: EventMeta::new(event(position), false), write: Write::Skip }
+}
+
 /// An event that is dead-lettered.
 pub(crate) fn dead(event: RecordedEvent, failure: Failure) -> Entry<PgOp> {
     Entry { meta: EventMeta::new(event, false), write: Write::DeadLetter(failure) }
@@ -106,15 +131,33 @@ pub(crate) fn failure(kind: &str) -> Failure {
     Failure { kind: kind.to_owned(), message: "it broke".to_owned(), detail: "at 1:2".to_owned(), attempts: 3 }
 }
 
-/// A batch on top of a checkpoint, counted by its entries.
+/// However many dead letters there are in a row.
+pub(crate) const NO_CIRCUIT: DeadLetterPolicy = DeadLetterPolicy {
+    on_poison: OnPoison::DeadLetter,
+    on_poison_while_replaying: OnPoison::DeadLetter,
+    circuit: Circuit::OFF,
+};
+
+/// A batch on top of a checkpoint.
 pub(crate) fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<PgOp>>) -> Batch<PgOp> {
-    let last = entries.last().expect("entries").meta.event().clone();
-    let dead = entries.iter().filter(|entry| entry.dead_letter().is_some()).count() as u64;
-    let counts = Counts { applied: entries.len() as u64 - dead, skipped: 0, dead_lettered: dead };
-    let last_event = LastEvent { position: last.position, id: last.id };
-    Batch { id: id(), advance: checkpoint.advance(last.position, Some(last_event), counts), entries }
+    let last = entries.last().expect("entries").meta.position;
+    Batch::new(id(), checkpoint, last, entries, NO_CIRCUIT)
 }
 
-pub(crate) fn advance(checkpoint: &Checkpoint, watermark: u64) -> Advance {
-    checkpoint.advance(Position::new(watermark), None, Counts::default())
+/// A batch of nothing but progress.
+pub(crate) fn progress(checkpoint: &Checkpoint, watermark: u64) -> Batch<PgOp> {
+    Batch::new(id(), checkpoint, Position::new(watermark), Vec::new(), DeadLetterPolicy::default())
+}
+
+/// Notes in a checkpoint that a batch was committed as it was.
+pub(crate) fn moved(checkpoint: &mut Checkpoint, batch: &Batch<PgOp>) {
+    let mut account = batch.account();
+    for Entry { meta, write } in &batch.entries {
+        match write {
+            Write::Skip => account.skipped(),
+            Write::Apply(_) => account.applied(true),
+            Write::DeadLetter(failure) => account.dead_lettered(meta, failure).expect("no circuit"),
+        }
+    }
+    checkpoint.committed(&batch.advance, account.counts(), account.in_row().clone());
 }

@@ -1,6 +1,7 @@
 //! The subscription of the memory source: from chance and script to pages.
 
 use std::collections::VecDeque;
+use std::future::pending;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use scriba_core::source::{Delivery, Demand, Page, SourceError, SubscribeRequest,
 use scriba_core::{Position, ProjectionId, RecordedEvent};
 use tokio::time::Instant;
 
-use super::{Log, MemorySource, SourceFault, after};
+use super::faults::{SourceCall, SourceFault};
+use super::log::Log;
+use super::{MemorySource, after};
 
 /// One delivery of events from a point on, and the faults it meets.
 pub(super) struct MemorySubscription {
@@ -24,6 +27,8 @@ pub(super) struct MemorySubscription {
     unacked: VecDeque<Position>,
     /// How many of the log's late positions are dealt with.
     late_seen: usize,
+    /// The log's cuts as this subscription was opened.
+    cuts: u64,
     told_caught_up: bool,
     /// The last page brought nothing new: another such page must not follow, or a certain fault would stop all progress.
     only_repeated: bool,
@@ -50,6 +55,9 @@ enum Step {
 impl Subscription for MemorySubscription {
     async fn next(&mut self, demand: Demand) -> Result<Page, SourceError> {
         let source = self.source.clone();
+        if source.hangs(SourceCall::Next) {
+            pending::<()>().await;
+        }
         loop {
             // Made before looking at the log, so that no change between the look and the wait is missed.
             let changed = source.shared.changed.notified();
@@ -65,6 +73,9 @@ impl Subscription for MemorySubscription {
     }
 
     async fn ack(&mut self, position: Position) -> Result<(), SourceError> {
+        if self.source.hangs(SourceCall::Ack) {
+            pending::<()>().await;
+        }
         let mut log = self.source.lock();
         log.reachable()?;
         let acked = log.acked.entry(self.id.clone()).or_insert(position);
@@ -88,7 +99,7 @@ impl MemorySubscription {
         let acked = log.acked.get(&id).copied();
         let mut from = after(request.after.max(acked));
         let below = log.index_from(after(acked))..log.index_from(from);
-        let scripted = log.script.pop_front_if(|fault| *fault == SourceFault::StartBelow).is_some();
+        let scripted = log.take_fault(SourceFault::StartBelow);
         if !below.is_empty() && (scripted || log.faults.start_below) {
             let index = if scripted { below.start } else { rng.usize(below) };
             from = log.events[index].position.get();
@@ -101,6 +112,7 @@ impl MemorySubscription {
             from,
             unacked: VecDeque::new(),
             late_seen: log.late.len(),
+            cuts: log.cuts,
             told_caught_up: false,
             only_repeated: false,
             ended: false,
@@ -113,7 +125,8 @@ impl MemorySubscription {
         if self.ended {
             return Err(SourceError::ended("by an earlier error"));
         }
-        let planned = log.reachable().and_then(|()| self.plan(log));
+        let cut = if self.cuts < log.cuts { Err(SourceError::ended("the connection was cut")) } else { Ok(()) };
+        let planned = cut.and_then(|()| log.reachable()).and_then(|()| self.plan(log));
         if let Err(error) = planned {
             self.ended = true;
             return Err(error);
@@ -136,6 +149,7 @@ impl MemorySubscription {
             deliveries.splice(index..index, repeated);
         }
         deliveries.splice(0..0, late);
+        let from = self.from;
         if let Some(scanned) = scanned {
             self.from = after(Some(scanned));
             // Filtered events at the end leave no trace but that nothing more is to come up to them.
@@ -144,7 +158,11 @@ impl MemorySubscription {
                 deliveries.push(Delivery::Progress(scanned));
             }
         }
-        if deliveries.is_empty() && self.told_caught_up {
+        if self.skip(log, from, &mut deliveries) && deliveries.is_empty() {
+            return self.step(log, demand);
+        }
+        reorder(log, &mut deliveries);
+        if deliveries.is_empty() && (self.told_caught_up || !caught_up) {
             return Ok(Step::WaitForChange);
         }
         self.told_caught_up |= caught_up;
@@ -155,6 +173,7 @@ impl MemorySubscription {
     /// Makes the plan for a page, if there is none, and meets the faults that are due.
     fn plan(&mut self, log: &mut Log) -> Result<(), SourceError> {
         let mut end = false;
+        let mut unusable = false;
         let mut outage = None;
         if self.plan.is_none() {
             let faults = &log.faults;
@@ -170,8 +189,9 @@ impl MemorySubscription {
         if let (Some(plan), Some(fault)) = (&mut self.plan, log.script.front().copied()) {
             let applies = match fault {
                 SourceFault::Repeat => !self.unacked.is_empty(),
-                SourceFault::StartBelow => false,
-                SourceFault::End | SourceFault::Unavailable(_) | SourceFault::Delay(_) => true,
+                // Met where they apply: at a subscribe, on a page, at a call.
+                SourceFault::StartBelow | SourceFault::Skip | SourceFault::Reorder | SourceFault::Hang(_) => false,
+                SourceFault::End | SourceFault::Unusable | SourceFault::Unavailable(_) | SourceFault::Delay(_) => true,
             };
             if applies {
                 log.script.pop_front();
@@ -186,12 +206,17 @@ impl MemorySubscription {
                         plan.ready_at = Some(Instant::now() + delay);
                         log.met.delayed += 1;
                     }
-                    SourceFault::StartBelow => {}
+                    SourceFault::Unusable => unusable = true,
+                    SourceFault::StartBelow | SourceFault::Skip | SourceFault::Reorder | SourceFault::Hang(_) => {}
                 }
             }
         }
         if let Some(outage) = outage {
             return Err(log.fall_silent(outage));
+        }
+        if unusable {
+            log.met.unusable += 1;
+            return Err(SourceError::unusable("memory source: a fault asked for by the test"));
         }
         if end {
             log.met.ended += 1;
@@ -237,6 +262,9 @@ impl MemorySubscription {
         let mut deliveries = Vec::new();
         let mut scanned = None;
         for event in &log.events[log.index_from(self.from)..] {
+            if log.held.first().is_some_and(|held| *held < event.position) {
+                return (deliveries, scanned, false);
+            }
             if self.wants(event) {
                 if !room.take(event) {
                     return (deliveries, scanned, false);
@@ -249,8 +277,38 @@ impl MemorySubscription {
         (deliveries, scanned, true)
     }
 
+    /// Leaves out the first event of a page at or above a position, where the script says so, and whether it did.
+    fn skip(&mut self, log: &mut Log, from: u64, deliveries: &mut Vec<Delivery>) -> bool {
+        let new = deliveries.iter().filter_map(event).map(|event| event.position).filter(|new| new.get() >= from).min();
+        let Some(position) = new.filter(|_| log.take_fault(SourceFault::Skip)) else { return false };
+        deliveries.retain(|delivery| event(delivery).is_none_or(|event| event.position != position));
+        self.unacked.retain(|handed_out| *handed_out != position);
+        log.met.skipped += 1;
+        true
+    }
+
     fn wants(&self, event: &RecordedEvent) -> bool {
         self.event_types.is_none_or(|types| types.contains(&event.event_type.as_str()))
+    }
+}
+
+/// Exchanges the first event that is followed by one of another stream with that one, where the script says so.
+fn reorder(log: &mut Log, deliveries: &mut [Delivery]) {
+    let streams_differ = |pair: &[Delivery]| match (event(&pair[0]), event(&pair[1])) {
+        (Some(first), Some(second)) => first.stream_id != second.stream_id && first.position < second.position,
+        _ => false,
+    };
+    let found = deliveries.windows(2).position(streams_differ);
+    if let Some(index) = found.filter(|_| log.take_fault(SourceFault::Reorder)) {
+        deliveries.swap(index, index + 1);
+        log.met.reordered += 1;
+    }
+}
+
+fn event(delivery: &Delivery) -> Option<&RecordedEvent> {
+    match delivery {
+        Delivery::Event(event) => Some(event),
+        Delivery::Progress(_) => None,
     }
 }
 

@@ -1,7 +1,8 @@
-//! The memory source, the memory target and the recorder, on their own.
+//! The memory source, the memory target and the recorder, on their own and under the engine.
 
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod engine;
 mod recorder;
 mod source;
 mod target;

@@ -4,7 +4,7 @@ use std::time::Duration;
 use scriba_core::source::{Delivery, Demand, Page, SourceError, SubscribeRequest, Subscription};
 use scriba_core::telemetry::Telemetry;
 use scriba_core::{EventId, Position, ProjectionId, RecordedEvent, Source as _};
-use scriba_testing::{Faults, MemorySource, SourceFault};
+use scriba_testing::{Faults, MemorySource, SourceCall, SourceFault};
 use tokio::time::timeout;
 
 use crate::{SHORT, at, filled};
@@ -286,4 +286,162 @@ async fn certain_repetition_does_not_stop_progress() {
     }
     assert_eq!(highest, 4);
     assert!(source.faults_met().repeated >= 4);
+}
+
+#[tokio::test]
+async fn a_skipped_event_is_never_delivered_by_its_subscription_and_a_new_one_has_it() {
+    let source = filled(MemorySource::new(), 5);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    subscription.next(Demand { events: 2, ..ALL }).await.unwrap();
+    source.inject(SourceFault::Skip);
+    let page = subscription.next(ALL).await.unwrap();
+    assert_eq!((positions(&page), page.caught_up), (vec![3, 4], true), "without 2");
+    assert_eq!(source.faults_met().skipped, 1);
+    let mut again = subscribe(&source, Some(1)).await.unwrap();
+    assert_eq!(positions(&again.next(ALL).await.unwrap()), [2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_skipped_event_that_is_alone_makes_no_page() {
+    let source = MemorySource::new();
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    subscription.next(ALL).await.unwrap();
+    source.inject(SourceFault::Skip);
+    source.append("s", "Counted", "");
+    assert!(timeout(SHORT, subscription.next(ALL)).await.is_err());
+    source.append("s", "Counted", "");
+    assert_eq!(positions(&subscription.next(ALL).await.unwrap()), [1]);
+}
+
+#[tokio::test]
+async fn reordered_events_are_of_two_streams_and_wait_for_a_page_with_such_a_pair() {
+    let source = MemorySource::new();
+    for stream in ["a", "a", "a", "b", "b"] {
+        source.append(stream, "Counted", "");
+    }
+    source.inject(SourceFault::Reorder);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    let page = subscription.next(Demand { events: 2, ..ALL }).await.unwrap();
+    assert_eq!(positions(&page), [0, 1], "of one stream");
+    assert_eq!(positions(&subscription.next(ALL).await.unwrap()), [3, 2, 4]);
+    assert_eq!(source.faults_met().reordered, 1);
+}
+
+#[tokio::test]
+async fn a_source_that_becomes_unusable_says_so_once() {
+    let source = filled(MemorySource::new(), 1);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    source.inject(SourceFault::Unusable);
+    let error = subscription.next(ALL).await.unwrap_err();
+    assert!(matches!(error, SourceError::Unusable { .. }), "{error}");
+    let mut next = subscribe(&source, None).await.unwrap();
+    assert_eq!(positions(&next.next(ALL).await.unwrap()), [0]);
+    assert_eq!(source.faults_met().unusable, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_hangs_is_over_when_it_is_dropped_and_has_done_nothing() {
+    let source = filled(MemorySource::new(), 2);
+    source.inject(SourceFault::Hang(SourceCall::Subscribe));
+    assert!(timeout(SHORT, subscribe(&source, None)).await.is_err());
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    source.inject(SourceFault::Hang(SourceCall::Next));
+    assert!(timeout(SHORT, subscription.next(ALL)).await.is_err());
+    assert_eq!(positions(&subscription.next(ALL).await.unwrap()), [0, 1]);
+    source.inject(SourceFault::Hang(SourceCall::Ack));
+    assert!(timeout(SHORT, subscription.ack(at(0))).await.is_err());
+    assert_eq!(source.acked(), None);
+    subscription.ack(at(0)).await.unwrap();
+    assert_eq!((source.acked(), source.faults_met().hung), (Some(at(0)), 3));
+}
+
+#[tokio::test]
+async fn another_identity_is_told_from_then_on() {
+    let source = MemorySource::new();
+    let own = source.identity().await.unwrap();
+    assert_eq!(own.kind, "memory");
+    source.tell_identity("other", "store 7");
+    let told = source.identity().await.unwrap();
+    assert_eq!((told.kind.as_str(), told.fingerprint.as_str()), ("other", "store 7"));
+}
+
+#[tokio::test]
+async fn a_restored_store_gives_the_same_positions_again_and_forgets_what_came_after() {
+    let source = filled(MemorySource::new(), 6);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    subscription.next(ALL).await.unwrap();
+    subscription.ack(at(4)).await.unwrap();
+    source.restore_before(at(3));
+    let error = subscription.next(ALL).await.unwrap_err();
+    assert!(matches!(error, SourceError::Ended { .. }), "{error}");
+    assert_eq!((source.acked(), source.events().len()), (None, 3));
+
+    assert_eq!(source.append("stream-0", "Anew", ""), at(3));
+    let anew = &source.events()[3];
+    assert_eq!((anew.event_type.as_str(), anew.revision), ("Anew", Some(1)), "stream-0 had its second event at 3");
+    let mut next = subscribe(&source, Some(1)).await.unwrap();
+    assert_eq!(positions(&next.next(ALL).await.unwrap()), [2, 3]);
+}
+
+#[tokio::test]
+async fn what_retention_removed_is_gone_and_open_subscriptions_go_on_behind_it() {
+    let source = filled(MemorySource::new(), 6);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    subscription.next(Demand { events: 2, ..ALL }).await.unwrap();
+    source.truncate_below(at(4));
+    assert_eq!(positions(&subscription.next(ALL).await.unwrap()), [4, 5]);
+    source.truncate_below(at(100));
+    assert_eq!(source.inspector().await.unwrap().head().await.unwrap(), None, "an empty log has no head");
+    assert_eq!(source.append("s", "Counted", ""), at(6), "though its positions go on");
+}
+
+#[tokio::test]
+async fn revisions_can_have_gaps() {
+    let source = MemorySource::new();
+    source.append("s", "Counted", "");
+    source.skip_revisions("s", 3);
+    source.skip_revisions("new", 7);
+    source.append("s", "Counted", "");
+    source.append("new", "Counted", "");
+    let revisions: Vec<_> = source.events().iter().map(|event| event.revision).collect();
+    assert_eq!(revisions, [Some(0), Some(4), Some(7)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_append_held_open_keeps_back_what_is_above_it_until_it_ends() {
+    let source = filled(MemorySource::new(), 1);
+    let committed = source.hold_append("s", "Counted", "");
+    let rolled_back = source.hold_append("s", "Counted", "");
+    assert_eq!(source.append("other", "Counted", ""), at(3));
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    let page = subscription.next(ALL).await.unwrap();
+    assert_eq!((positions(&page), page.caught_up), (vec![0], false));
+    assert!(timeout(SHORT, subscription.next(ALL)).await.is_err());
+    assert_eq!(committed.commit(), at(1));
+    assert_eq!(positions(&subscription.next(ALL).await.unwrap()), [1]);
+    drop(rolled_back);
+    let page = subscription.next(ALL).await.unwrap();
+    assert_eq!((positions(&page), page.caught_up), (vec![3], true), "2 stays empty");
+}
+
+#[tokio::test]
+#[should_panic(expected = "the store was put back to a state before the append at 1 was begun")]
+async fn an_append_that_was_begun_before_the_store_was_put_back_cannot_be_committed() {
+    let source = filled(MemorySource::new(), 1);
+    let held = source.hold_append("s", "Counted", "");
+    source.restore_before(at(1));
+    held.commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_ends_subscriptions_that_wait_and_new_ones_can_be_opened() {
+    let source = filled(MemorySource::new(), 1);
+    let mut subscription = subscribe(&source, None).await.unwrap();
+    subscription.next(ALL).await.unwrap();
+    let waiting = tokio::spawn(async move { subscription.next(ALL).await });
+    tokio::time::sleep(SHORT).await;
+    source.cut();
+    assert!(matches!(waiting.await.unwrap().unwrap_err(), SourceError::Ended { .. }));
+    let mut next = subscribe(&source, None).await.unwrap();
+    assert_eq!(positions(&next.next(ALL).await.unwrap()), [0]);
 }

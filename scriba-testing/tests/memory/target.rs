@@ -1,15 +1,17 @@
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use scriba_core::checkpoint::{Checkpoint, Counts, LastEvent, Replay};
+use scriba_core::checkpoint::{Checkpoint, Counts, Replay};
 use scriba_core::dead_letter::Failure;
 use scriba_core::source::SourceIdentity;
 use scriba_core::target::{
-    Batch, CommitError, DeadLetterFilter, Entry, LeaseAnswer, Owner, Shortfall, StoredLease, Tables, TakeOver,
-    TakeOverError, TakenOver, Target as _, Write,
+    Batch, CommitError, DeadLetterFilter, Entry, LeaseAnswer, Owner, Reset, ResetRefused, Shortfall, StateRecord,
+    StoredLease, Tables, TakeOver, TakeOverError, TakenOver, Target as _, Write,
 };
-use scriba_core::{EventMeta, FailureClass, Outcome, ProjectionId};
+use scriba_core::{DeadLetterPolicy, EventMeta, FailureClass, Outcome, ProjectionId, State};
 use scriba_testing::{MemorySource, MemoryTarget, TargetFault, TargetStep};
-use tokio::time::timeout;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
 
 use crate::{SHORT, at, filled};
 
@@ -23,11 +25,18 @@ fn owner(name: &str) -> Owner {
     Owner { id: name.to_owned(), description: format!("node {name}") }
 }
 
-async fn take_over(target: &Operations, owner: Option<&Owner>) -> Result<TakenOver<&'static str>, TakeOverError> {
-    let source = SourceIdentity { kind: "memory".to_owned(), fingerprint: "test".to_owned() };
+fn source() -> SourceIdentity {
+    SourceIdentity { kind: "memory".to_owned(), fingerprint: "test".to_owned() }
+}
+
+fn request<'a>(source: &'a SourceIdentity, owner: Option<&'a Owner>) -> TakeOver<'a> {
+    static ID: LazyLock<ProjectionId> = LazyLock::new(id);
     let lease = Duration::from_secs(30);
-    let request = TakeOver { id: &id(), owner, lease, initial: None, source: &source, event_types: Some(&["Counted"]) };
-    target.take_over(request).await
+    TakeOver { id: &ID, owner, lease, handler_timeout: lease, initial: None, source, event_types: Some(&["Counted"]) }
+}
+
+async fn take_over(target: &Operations, owner: Option<&Owner>) -> Result<TakenOver<&'static str>, TakeOverError> {
+    target.take_over(request(&source(), owner)).await
 }
 
 fn event(position: u64) -> EventMeta {
@@ -43,19 +52,16 @@ fn fails(position: u64, kind: &str) -> Entry<&'static str> {
     Entry { meta: event(position), write: Write::DeadLetter(failure) }
 }
 
-/// The batch that follows a checkpoint, with its counts right.
+/// The batch that follows a checkpoint.
 fn batch(checkpoint: &Checkpoint, entries: Vec<Entry<&'static str>>) -> Batch<&'static str> {
-    let last = &entries.last().unwrap().meta;
-    let last = LastEvent { position: last.position, id: last.id.clone() };
-    let dead_lettered = entries.iter().filter(|entry| entry.dead_letter().is_some()).count() as u64;
-    let counts = Counts { applied: entries.len() as u64 - dead_lettered, skipped: 0, dead_lettered };
-    Batch { id: id(), advance: checkpoint.advance(last.position, Some(last), counts), entries }
+    let last = entries.last().unwrap().meta.position;
+    Batch::new(id(), checkpoint, last, entries, DeadLetterPolicy::default())
 }
 
 async fn commit(taken: &mut TakenOver<&'static str>, entries: Vec<Entry<&'static str>>) -> Result<(), CommitError> {
     let batch = batch(&taken.checkpoint, entries);
-    taken.committer.commit(&batch).await?;
-    taken.checkpoint.committed(&batch.advance);
+    let committed = taken.committer.commit(&batch).await?;
+    taken.checkpoint.committed(&batch.advance, committed.counts, committed.in_row);
     Ok(())
 }
 
@@ -100,8 +106,7 @@ async fn dead_letters_are_filtered_paged_and_counted() {
     assert_eq!(list(range).await, [1, 2]);
     let newest = DeadLetterFilter { descending: true, limit: Some(2), ..filter() };
     assert_eq!(list(newest.clone()).await, [3, 2]);
-    let third = target.dead_letters("counts")[2].id;
-    assert_eq!(list(DeadLetterFilter { after_id: Some(third), ..newest }).await, [1, 0]);
+    assert_eq!(list(DeadLetterFilter { after: Some(at(2)), ..newest }).await, [1, 0]);
     let stats = tables.dead_letter_stats(&id()).await.unwrap();
     assert_eq!((stats.total, stats.by_kind), (4, vec![("panic".to_owned(), 3), ("decode".to_owned(), 1)]));
 }
@@ -142,7 +147,7 @@ async fn a_failure_at_any_step_leaves_nothing_and_says_its_class_and_event() {
     let classes = [
         (TargetFault::Transient, FailureClass::TransientServer),
         (TargetFault::Structural, FailureClass::Structural),
-        (TargetFault::Integrity, FailureClass::Integrity),
+        (TargetFault::Locked, FailureClass::TransientStatement),
     ];
     let clean = Operations::new();
     let mut taken = take_over(&clean, None).await.unwrap();
@@ -181,22 +186,157 @@ async fn an_ambiguous_commit_is_durable_or_not_as_asked() {
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_commit_that_hangs_is_fenced_off_by_a_take_over_and_dropped_leaves_nothing() {
+#[tokio::test]
+async fn events_with_an_operation_that_is_judged_to_break_a_rule_are_dead_letters_and_others_fail_the_batch() {
+    let target = Operations::judging(|op| match *op {
+        "taken" => Some(TargetFault::Integrity),
+        "no table" => Some(TargetFault::Structural),
+        _ => None,
+    });
+    let mut taken = take_over(&target, None).await.unwrap();
+    commit(&mut taken, vec![applies(0, "a"), applies(1, "taken"), applies(2, "c")]).await.unwrap();
+    assert_eq!(target.applied("counts"), [(at(0), "a"), (at(2), "c")]);
+    let letters = target.dead_letters("counts");
+    assert_eq!((letters.len(), letters[0].position), (1, at(1)));
+    assert_eq!(letters[0].failure.kind, "commit:23505 (unique_violation)");
+    assert_eq!(target.checkpoint("counts").unwrap().counts, Counts { applied: 2, skipped: 0, dead_lettered: 1 });
+    let error = commit(&mut taken, vec![applies(3, "d"), applies(4, "no table")]).await.unwrap_err();
+    let CommitError::Failed(error) = error else { panic!("{error}") };
+    assert_eq!((error.class, error.position), (FailureClass::Structural, Some(at(4))));
+    assert_eq!(target.commits("counts"), 1);
+}
+
+#[tokio::test]
+async fn a_late_commit_is_not_to_be_seen_until_a_take_over_waits_for_it() {
     let target = Operations::new();
     let mut taken = take_over(&target, None).await.unwrap();
-    target.fail(TargetStep::Commit, 1, TargetFault::Hang);
+    target.fail(TargetStep::Commit, 1, TargetFault::Late);
+    let error = commit(&mut taken, vec![applies(0, "a"), fails(1, "panic")]).await.unwrap_err();
+    assert!(matches!(error, CommitError::Ambiguous(_)), "{error}");
+    // Whoever settles the doubt by a look takes it for lost, and does it again.
+    assert_eq!(target.stored(&id()).await.unwrap().unwrap().checkpoint.watermark, None);
+    let next = take_over(&target, None).await.unwrap();
+    assert_eq!((next.checkpoint.watermark, next.checkpoint.epoch), (Some(at(1)), 2));
+    assert_eq!(target.applied("counts"), [(at(0), "a")]);
+    assert_eq!(target.dead_letters("counts").len(), 1);
+    assert_eq!(take_over(&target, None).await.unwrap().checkpoint.commit_no, 1, "it lands once");
+}
+
+#[tokio::test]
+async fn a_late_commit_is_cleared_by_a_reset_which_waits_for_it() {
+    let target = Operations::new();
+    let mut taken = take_over(&target, None).await.unwrap();
+    target.fail(TargetStep::Commit, 1, TargetFault::Late);
+    commit(&mut taken, vec![applies(0, "a")]).await.unwrap_err();
+    let mut control = target.control().await.unwrap();
+    assert!(control.store_state(&id(), 1, &StateRecord::new(State::Stopped)).await.unwrap());
+    let counts = target.reset(&id(), &Reset::new().statement("TRUNCATE counts")).await.unwrap();
+    assert_eq!(counts.cleared, Counts { applied: 1, skipped: 0, dead_lettered: 0 });
+    assert_eq!(take_over(&target, None).await.unwrap().checkpoint.watermark, None);
+    assert!(target.applied("counts").is_empty());
+}
+
+#[tokio::test]
+async fn a_reset_that_fails_at_a_statement_changes_nothing() {
+    let target = Operations::new();
+    let mut taken = take_over(&target, None).await.unwrap();
+    commit(&mut taken, vec![applies(0, "a")]).await.unwrap();
+    let mut control = target.control().await.unwrap();
+    assert!(control.store_state(&id(), 1, &StateRecord::new(State::Stopped)).await.unwrap());
+    target.fail(TargetStep::Statement, 2, TargetFault::Structural);
+    let reset = Reset::new().statement("TRUNCATE counts").statement("TRUNCATE nowhere");
+    assert!(matches!(target.reset(&id(), &reset).await, Err(ResetRefused::Target(_))));
+    assert_eq!(target.checkpoint("counts"), Some(taken.checkpoint));
+    assert_eq!(target.applied("counts"), [(at(0), "a")]);
+}
+
+/// A commit that hangs at a step, in a task.
+async fn hung(target: &Operations, step: TargetStep, owner: Option<&Owner>) -> JoinHandle<Result<(), CommitError>> {
+    let mut taken = take_over(target, owner).await.unwrap();
+    target.fail(step, 1, TargetFault::Hang);
     let hung = tokio::spawn(async move { commit(&mut taken, vec![applies(0, "a")]).await });
-    tokio::time::sleep(Duration::from_hours(1)).await;
-    assert!(!hung.is_finished());
-    let mut next = take_over(&target, None).await.unwrap();
+    while target.hanging() == 0 {
+        tokio::time::sleep(SHORT).await;
+    }
+    hung
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_take_over_waits_for_a_commit_that_hangs_and_reads_what_became_of_it() {
+    for step in [TargetStep::Checkpoint, TargetStep::Apply, TargetStep::Commit] {
+        let target = Operations::new();
+        let hung = hung(&target, step, None).await;
+        let next = take_over(&target, None);
+        let mut next = std::pin::pin!(next);
+        assert!(timeout(Duration::from_secs(10), &mut next).await.is_err(), "{step:?}");
+        assert!(timeout(SHORT, target.stored(&id())).await.is_ok(), "readers do not wait");
+        target.release_hung();
+        hung.await.unwrap().unwrap();
+        let next = next.await.unwrap();
+        assert_eq!((next.checkpoint.watermark, next.checkpoint.epoch), (Some(at(0)), 2), "{step:?}");
+        assert_eq!(target.violations(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_hangs_before_it_has_the_row_is_waited_for_by_nobody_and_fenced_off() {
+    let target = Operations::new();
+    let hung = hung(&target, TargetStep::Begin, None).await;
+    timeout(SHORT, take_over(&target, None)).await.unwrap().unwrap();
     target.release_hung();
     let error = hung.await.unwrap().unwrap_err();
-    assert!(matches!(error, CommitError::Fenced(Shortfall::OtherEpoch { .. })), "{error}");
-
-    target.fail(TargetStep::Apply, 1, TargetFault::Hang);
-    assert!(timeout(SHORT, commit(&mut next, vec![applies(0, "a")])).await.is_err());
+    assert!(matches!(error, CommitError::Fenced(Shortfall::OtherEpoch { found: 2, ours: 1 })), "{error}");
     assert_eq!(target.commits("counts"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_hangs_for_too_long_gives_up_its_row_and_fails_when_it_wakes_up() {
+    let a = owner("a");
+    // The bound is two thirds of the lease, or what it is without one.
+    for (owner, bound) in [(None, Duration::from_secs(20)), (Some(&a), Duration::from_secs(20))] {
+        let target = Operations::new();
+        if let Some(owner) = owner {
+            target.control().await.unwrap().lease(&id(), owner, Duration::from_secs(30)).await.unwrap();
+        }
+        let hung = hung(&target, TargetStep::Commit, owner).await;
+        let begun = Instant::now();
+        let mut next = take_over(&target, owner).await.unwrap();
+        assert!(begun.elapsed().abs_diff(bound) < Duration::from_secs(1), "{:?}", begun.elapsed());
+        commit(&mut next, vec![applies(0, "b")]).await.unwrap();
+        assert!(!hung.is_finished(), "it hangs on");
+        target.release_hung();
+        let CommitError::Failed(error) = hung.await.unwrap().unwrap_err() else { panic!("not failed") };
+        assert_eq!(error.code.as_deref(), Some("25P03"));
+        assert_eq!(target.applied("counts"), [(at(0), "b")]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_that_is_dropped_gives_up_its_row_and_leaves_nothing() {
+    let target = Operations::new();
+    let mut taken = take_over(&target, None).await.unwrap();
+    target.fail(TargetStep::Apply, 1, TargetFault::Hang);
+    assert!(timeout(SHORT, commit(&mut taken, vec![applies(0, "a")])).await.is_err());
+    let next = timeout(SHORT, take_over(&target, None)).await.unwrap().unwrap();
+    assert_eq!(next.checkpoint.watermark, None);
+    assert_eq!(target.commits("counts"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewals_and_states_and_other_versions_wait_for_no_commit() {
+    let target = Operations::new();
+    let hung = hung(&target, TargetStep::Commit, None).await;
+    let mut control = target.control().await.unwrap();
+    let answered = async {
+        assert_eq!(control.lease(&id(), &owner("a"), SHORT).await.unwrap(), LeaseAnswer::Held);
+        assert!(control.store_state(&id(), 1, &StateRecord::new(State::Running)).await.unwrap());
+    };
+    timeout(SHORT, answered).await.unwrap();
+    let (other, source) = (ProjectionId::new("counts", 2), source());
+    let request = TakeOver { id: &other, ..request(&source, None) };
+    timeout(SHORT, target.take_over(request)).await.unwrap().unwrap();
+    target.release_hung();
+    hung.await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -280,7 +420,7 @@ async fn breaches_of_the_contract_are_noticed() {
             miscounted.advance.counts.applied = 2;
             vec![miscounted]
         }),
-        ("the skip at 0", {
+        ("applies nothing and is no skip", {
             let mut skip = one(0);
             skip.entries[0].write = Write::Apply(Outcome::skip());
             vec![skip]

@@ -1,10 +1,12 @@
 //! The steps of the pipeline in which tests may break a rule on purpose.
 
-use super::{Pipeline, Settled};
+use super::Pipeline;
+use crate::circuit::DeadLettersInRow;
 use crate::event::Position;
 use crate::projection::Handler;
 #[cfg(feature = "test-switches")]
 use crate::switches::Switches;
+use crate::target::Entry;
 use crate::window::{Arrival, Load, Prefix};
 
 #[cfg(not(feature = "test-switches"))]
@@ -13,7 +15,7 @@ impl<H: Handler> Pipeline<H> {
         self.window.arrive(position)
     }
 
-    pub(super) fn take(&mut self, most: Load) -> Option<Prefix<Settled<H::Op>>> {
+    pub(super) fn take(&mut self, most: Load) -> Option<Prefix<Entry<H::Op>>> {
         self.window.take(most)
     }
 
@@ -27,6 +29,10 @@ impl<H: Handler> Pipeline<H> {
 
     #[expect(clippy::unused_self, reason = "the counterpart under test-switches uses it")]
     pub(super) fn ack_early(&mut self, _: Position) {}
+
+    pub(super) fn in_row(&self) -> DeadLettersInRow {
+        self.checkpoint.in_row.clone()
+    }
 }
 
 /// The same, with the faults that tests put in.
@@ -39,9 +45,10 @@ impl<H: Handler> Pipeline<H> {
         }
     }
 
-    pub(super) fn take(&mut self, most: Load) -> Option<Prefix<Settled<H::Op>>> {
+    pub(super) fn take(&mut self, most: Load) -> Option<Prefix<Entry<H::Op>>> {
         match self.options.switches {
             Switches::CommitAsFinished => self.window.take_finished(most, self.checkpoint.watermark),
+            Switches::ProgressPassesOpen => self.window.take_with_progress(most),
             _ => self.window.take(most),
         }
     }
@@ -57,6 +64,14 @@ impl<H: Handler> Pipeline<H> {
         match self.options.switches {
             Switches::CommitAsFinished => false,
             _ => !self.window.has_writes(),
+        }
+    }
+
+    pub(super) fn in_row(&self) -> DeadLettersInRow {
+        match self.options.switches {
+            Switches::CircuitPerBatch => DeadLettersInRow::default(),
+            Switches::CircuitForgets if self.live.commits() == 0 => DeadLettersInRow::default(),
+            _ => self.checkpoint.in_row.clone(),
         }
     }
 

@@ -6,10 +6,12 @@ mod merging;
 mod plans;
 mod property;
 mod rules;
+mod schemas;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection, raw_sql};
 
 use super::*;
+use crate::facts::Links;
 use crate::op::{DeleteOp, InsertOp, Rows, UpdateOp};
 use crate::statement::StatementError;
 use crate::table::{ColumnMeta, ValueKind};
@@ -81,7 +83,7 @@ fn required(mut op: PgOp) -> PgOp {
         PgOp::Update(op) => op.required = true,
         PgOp::Delete(op) => op.required = true,
         PgOp::Sql(op) => op.required = true,
-        PgOp::Insert(_) => panic!("an insert is not required"),
+        PgOp::Insert(_) | PgOp::Custom(_) => panic!("it is not required"),
     }
     op
 }
@@ -96,6 +98,10 @@ struct Place {
     conn: PgConnection,
     /// Run before each try, for what a rollback leaves: sequences.
     reset: &'static str,
+    /// The tables whose rows are compared; all where none is named.
+    compared: Vec<&'static str>,
+    /// Where a fused batch failed, the first event that fails one by one is enough.
+    hasty: bool,
 }
 
 /// What a fused batch came to.
@@ -110,24 +116,35 @@ enum Fused {
 struct OneByOne {
     rows: String,
     failed: Vec<(Position, String)>,
+    /// No event failed, but one broke a deferrable constraint that it healed itself.
+    healed: bool,
 }
 
 impl OneByOne {
-    /// A fused batch may differ only by failing, and does so only where something fails anyway.
+    /// A fused batch may differ only by failing, and does so only where something fails anyway, or would have if deferred
+    /// constraints were checked statement by statement.
     fn agrees_with(&self, fused: &Fused) -> bool {
         match fused {
             Fused::Rows(rows) => self.failed.is_empty() && *rows == self.rows,
-            Fused::Failed(_) => !self.failed.is_empty(),
+            Fused::Failed(_) => !self.failed.is_empty() || self.healed,
         }
     }
+}
+
+/// When deferrable constraints are checked, at the latest at the end of each event.
+#[derive(Clone, Copy, PartialEq)]
+enum Checked {
+    AsDeclared,
+    AtOnce,
 }
 
 impl Place {
     async fn new(setup: &'static str) -> Self {
         let database = Postgres::shared().await.unwrap().create_database().await.unwrap();
-        let mut conn = PgConnection::connect_with(&database.connect_options()).await.unwrap();
+        let options = database.connect_options().statement_cache_capacity(2_000);
+        let mut conn = PgConnection::connect_with(&options).await.unwrap();
         raw_sql(setup).execute(&mut conn).await.unwrap();
-        Self { conn, reset: "" }
+        Self { conn, reset: "", compared: Vec::new(), hasty: false }
     }
 
     async fn facts(&mut self, ops: &[Row<'_>]) -> FactsCache {
@@ -136,35 +153,46 @@ impl Place {
         facts
     }
 
-    async fn begin(&mut self) {
-        raw_sql(self.reset).execute(&mut self.conn).await.unwrap();
-        raw_sql("BEGIN; SET CONSTRAINTS ALL IMMEDIATE").execute(&mut self.conn).await.unwrap();
+    async fn begin(&mut self, checked: Checked) {
+        if !self.reset.is_empty() {
+            self.run(self.reset).await.unwrap();
+        }
+        self.run(if checked == Checked::AtOnce { "BEGIN; SET CONSTRAINTS ALL IMMEDIATE" } else { "BEGIN" })
+            .await
+            .unwrap();
+    }
+
+    async fn run(&mut self, sql: &'static str) -> Result<(), StatementError> {
+        raw_sql(sql).execute(&mut self.conn).await?;
+        Ok(())
     }
 
     async fn rollback(&mut self) {
         raw_sql("ROLLBACK").execute(&mut self.conn).await.unwrap();
     }
 
-    /// All rows of all tables.
+    /// All rows of the tables compared.
     async fn rows(&mut self) -> String {
-        let tables: Vec<String> = sqlx::query_scalar(
-            "SELECT format('%I', relname) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY 1",
-        )
-        .fetch_all(&mut self.conn)
-        .await
-        .unwrap();
-        let mut all = String::new();
-        for table in tables {
-            let query =
-                format!("SELECT coalesce(string_agg(t::text, ' ' ORDER BY t::text COLLATE \"C\"), '') FROM {table} t");
-            let rows: String = sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut self.conn).await.unwrap();
-            all.extend([&table, ": ", &rows, "\n"]);
+        let mut tables: Vec<String> = self.compared.iter().map(|&name| name.to_owned()).collect();
+        if tables.is_empty() {
+            tables = sqlx::query_scalar(
+                "SELECT format('%I', relname) FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY 1",
+            )
+            .fetch_all(&mut self.conn)
+            .await
+            .unwrap();
         }
-        all
+        let each = tables.iter().map(|table| {
+            format!(
+                "'{table}: ' || (SELECT coalesce(string_agg(t::text, ' ' ORDER BY t::text COLLATE \"C\"), '') FROM {table} t) || E'\\n'"
+            )
+        });
+        let query = format!("SELECT concat({})", each.chain(["''".to_owned()]).collect::<Vec<_>>().join(" || "));
+        sqlx::query_scalar(AssertSqlSafe(query)).fetch_one(&mut self.conn).await.unwrap()
     }
 
     async fn fused(&mut self, ops: &[Row<'_>], facts: &FactsCache) -> Fused {
-        self.begin().await;
+        self.begin(Checked::AtOnce).await;
         let mut outcome = None;
         for statement in plan(ops, facts) {
             if let Err(error) = statement.execute(&mut self.conn).await {
@@ -180,32 +208,47 @@ impl Place {
         outcome
     }
 
-    /// A savepoint for each event; what fails is left out.
-    async fn one_by_one(&mut self, ops: &[Row<'_>]) -> OneByOne {
-        self.begin().await;
+    /// A savepoint for each event, and constraints checked at its end; what fails is left out.
+    async fn one_by_one(&mut self, ops: &[Row<'_>], checked: Checked, to_the_end: bool) -> OneByOne {
+        self.begin(checked).await;
+        self.run("SAVEPOINT e").await.unwrap();
         let mut failed = Vec::new();
         for event in ops.chunk_by(|a, b| a.0 == b.0) {
-            raw_sql("SAVEPOINT e").execute(&mut self.conn).await.unwrap();
-            for statement in plan_one_by_one(event) {
-                if let Err(error) = statement.execute(&mut self.conn).await {
-                    failed.push((event[0].0, code(error)));
-                    raw_sql("ROLLBACK TO e").execute(&mut self.conn).await.unwrap();
+            if let Err(error) = self.event(event).await {
+                failed.push((event[0].0, code(error)));
+                self.run("ROLLBACK TO e; RELEASE e; SAVEPOINT e").await.unwrap();
+                if !to_the_end {
                     break;
                 }
             }
-            raw_sql("RELEASE e").execute(&mut self.conn).await.unwrap();
         }
         let rows = self.rows().await;
         self.rollback().await;
-        OneByOne { rows, failed }
+        OneByOne { rows, failed, healed: false }
+    }
+
+    async fn event(&mut self, ops: &[Row<'_>]) -> Result<(), StatementError> {
+        for statement in plan_one_by_one(ops) {
+            statement.execute(&mut self.conn).await?;
+        }
+        self.run("SAVEPOINT chk; SET CONSTRAINTS ALL IMMEDIATE; ROLLBACK TO chk; RELEASE e; SAVEPOINT e").await
+    }
+
+    async fn compare(&mut self, ops: &[Row<'_>], facts: &FactsCache) -> (Fused, OneByOne) {
+        let fused = self.fused(ops, facts).await;
+        let to_the_end = !self.hasty || matches!(fused, Fused::Rows(_));
+        let mut one_by_one = self.one_by_one(ops, Checked::AsDeclared, to_the_end).await;
+        if !one_by_one.agrees_with(&fused) {
+            one_by_one.healed = !self.one_by_one(ops, Checked::AtOnce, false).await.failed.is_empty();
+        }
+        (fused, one_by_one)
     }
 
     /// Fused and one by one agree.
     async fn agree(&mut self, ops: &[PgOp]) -> OneByOne {
         let ops = events(ops);
         let facts = self.facts(&ops).await;
-        let fused = self.fused(&ops, &facts).await;
-        let one_by_one = self.one_by_one(&ops).await;
+        let (fused, one_by_one) = self.compare(&ops, &facts).await;
         assert!(one_by_one.agrees_with(&fused), "{fused:#?}\n{one_by_one:#?}");
         one_by_one
     }
@@ -214,12 +257,7 @@ impl Place {
     async fn agree_only_with(&mut self, ops: &[PgOp], forget: impl Fn(&mut TableFacts)) {
         let one_by_one = self.agree(ops).await;
         let ops = events(ops);
-        let mut facts = self.facts(&ops).await;
-        for table in ops.iter().filter_map(|row| table_of(row.1)) {
-            let mut forgetful = facts.get(table).unwrap().clone();
-            forget(&mut forgetful);
-            facts.insert(table, forgetful);
-        }
+        let facts = self.facts_with(&ops, forget).await;
         let fused = self.fused(&ops, &facts).await;
         assert!(
             matches!(fused, Fused::Rows(_)) && !one_by_one.agrees_with(&fused),
@@ -228,9 +266,24 @@ impl Place {
     }
 
     async fn statements(&mut self, ops: &[PgOp]) -> usize {
+        self.statements_with(ops, |_| ()).await
+    }
+
+    /// Statements, where facts are other than they are.
+    async fn statements_with(&mut self, ops: &[PgOp], change: impl Fn(&mut TableFacts)) -> usize {
         let ops = events(ops);
-        let facts = self.facts(&ops).await;
+        let facts = self.facts_with(&ops, change).await;
         plan(&ops, &facts).len()
+    }
+
+    async fn facts_with(&mut self, ops: &[Row<'_>], change: impl Fn(&mut TableFacts)) -> FactsCache {
+        let mut facts = self.facts(ops).await;
+        for table in ops.iter().filter_map(|row| table_of(row.1)) {
+            let mut changed = facts.get(table).unwrap().clone();
+            change(&mut changed);
+            facts.insert(table, changed);
+        }
+        facts
     }
 }
 
@@ -258,4 +311,5 @@ fn forget_links(facts: &mut TableFacts) {
     facts.group = 1_000_000 + facts.identity;
     facts.cascades = false;
     facts.referenced = 0;
+    facts.links = Links::default();
 }

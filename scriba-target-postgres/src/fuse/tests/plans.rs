@@ -21,6 +21,8 @@ fn free(identity: u32) -> TableFacts {
         cascades: false,
         mergeable: 0,
         limited_key: false,
+        links: Links { odd_key: true, ..Links::default() },
+        deferrable: false,
     }
 }
 
@@ -214,6 +216,8 @@ fn an_unknown_table_and_a_time_between_microseconds_are_written_one_by_one() {
     let at = |nanos| insert(&TIMES, [Value::Timestamp(chrono::DateTime::from_timestamp(0, nanos).unwrap())]);
     assert_eq!(plan(&events(&[at(1_000), at(2_000)]), &facts).len(), 1);
     assert_eq!(plan(&events(&[at(1_000), at(2_001), at(3_000)]), &facts).len(), 3);
+    let leap_second = insert(&TIMES, [Value::Timestamp(chrono::DateTime::from_timestamp(59, 1_000_000_000).unwrap())]);
+    assert_eq!(plan(&events(&[at(1_000), leap_second, at(3_000)]), &facts).len(), 3);
 }
 
 #[test]

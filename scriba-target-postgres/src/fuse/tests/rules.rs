@@ -114,6 +114,25 @@ async fn an_exclusion_constraint_and_an_index_on_an_expression_keep_the_order_li
 }
 
 #[tokio::test]
+async fn an_index_or_a_foreign_key_on_a_generated_column_is_one_on_what_it_is_made_from() {
+    let unique = "CREATE TABLE t (id bigint PRIMARY KEY, v text, g text GENERATED ALWAYS AS (lower(v)) STORED UNIQUE);
+         INSERT INTO t VALUES (1, 'b'), (2, 'a')";
+    let moved = [set(&U, int(2), 1, text("B")), set(&U, int(1), 1, text("c"))];
+    Place::new(unique).await.agree_only_with(&moved, forget_all).await;
+
+    let from = "CREATE TABLE m_parent (id bigint PRIMARY KEY);
+         CREATE TABLE a_child (id bigint PRIMARY KEY, v bigint, g bigint GENERATED ALWAYS AS (v + 1) STORED REFERENCES m_parent);
+         INSERT INTO m_parent VALUES (1); INSERT INTO a_child VALUES (1, 0)";
+    let ops = [set(&EARLY_CHILD, int(1), 1, int(1)), insert(&PARENT, [int(2)])];
+    Place::new(from).await.agree_only_with(&ops, forget_links).await;
+
+    let to = "CREATE TABLE m_parent (id bigint PRIMARY KEY, v bigint, g bigint GENERATED ALWAYS AS (v + 1) STORED UNIQUE);
+         CREATE TABLE a_child (id bigint PRIMARY KEY, v bigint REFERENCES m_parent (g)); INSERT INTO m_parent VALUES (1, 0)";
+    let ops = [insert(&EARLY_CHILD, [int(1), int(5)]), set(&GENERATING, int(1), 1, int(4))];
+    assert_eq!(Place::new(to).await.agree(&ops).await.failed.len(), 1);
+}
+
+#[tokio::test]
 async fn a_deferrable_constraint_is_checked_after_each_operation() {
     let mut place = Place::new(
         "CREATE TABLE t (id bigint PRIMARY KEY, v text UNIQUE DEFERRABLE); INSERT INTO t VALUES (1, 'a'), (2, 'b')",
@@ -133,6 +152,7 @@ async fn a_row_of_a_table_that_refers_to_itself_is_not_deleted_together_with_tho
 
 static PARENT: TableMeta = table("m_parent", &[column("id", ValueKind::I64)]);
 static EARLY_CHILD: TableMeta = table("a_child", ID_V);
+static GENERATING: TableMeta = table("m_parent", ID_V);
 static LATE_CHILD: TableMeta = table("z_child", ID_V);
 
 #[tokio::test]
@@ -146,6 +166,58 @@ async fn a_parent_that_comes_after_its_child_does_not_help_it() {
     place.agree_only_with(&ops, forget_links).await;
     let ops = [insert(&PARENT, [int(1)]), insert(&LATE_CHILD, [int(1), int(1)])];
     assert_eq!(place.agree(&ops).await.failed, [], "in order they succeed");
+}
+
+#[tokio::test]
+async fn rows_and_those_that_refer_to_them_are_written_in_two_statements() {
+    let mut place = Place::new(
+        "CREATE TABLE m_parent (id bigint PRIMARY KEY);
+         CREATE TABLE a_child (id bigint PRIMARY KEY, v bigint REFERENCES m_parent)",
+    )
+    .await;
+    let ops: Vec<PgOp> = (0..500)
+        .flat_map(|id| {
+            let lines = (0..3).map(move |line| insert(&EARLY_CHILD, [int(3 * id + line), int(id)]));
+            std::iter::once(insert(&PARENT, [int(id)])).chain(lines)
+        })
+        .collect();
+    assert_eq!(place.agree(&ops).await.failed, []);
+    assert_eq!(place.statements(&ops).await, 2);
+    let apart = |facts: &mut TableFacts| facts.links.odd_key = true;
+    assert_eq!(place.statements_with(&ops, apart).await, 1_000);
+}
+
+#[tokio::test]
+async fn a_reference_follows_its_row_and_a_row_does_not_pass_what_refers_to_it() {
+    let mut place = Place::new(
+        "CREATE TABLE m_parent (id bigint PRIMARY KEY);
+         CREATE TABLE a_child (id bigint PRIMARY KEY, v bigint REFERENCES m_parent);
+         INSERT INTO m_parent VALUES (1); INSERT INTO a_child VALUES (1, 1), (2, 1)",
+    )
+    .await;
+    let refer = |id, to| set(&EARLY_CHILD, int(id), 1, int(to));
+    let ops = [insert(&PARENT, [int(2)]), refer(1, 2), insert(&PARENT, [int(3)]), refer(2, 3)];
+    assert_eq!(place.agree(&ops).await.failed, []);
+    assert_eq!(place.statements(&ops).await, 2);
+    let ops = [refer(1, 2), insert(&PARENT, [int(2)]), refer(2, 3), insert(&PARENT, [int(3)])];
+    assert_eq!(place.agree(&ops).await.failed.len(), 2);
+    place.agree_only_with(&ops, forget_links).await;
+}
+
+#[tokio::test]
+async fn behind_sql_that_changes_the_schema_operations_are_written_one_by_one() {
+    let mut place = Place::new(
+        "CREATE TABLE t (id bigint PRIMARY KEY, v bigint); CREATE TABLE fired (n int DEFAULT 1);
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO fired DEFAULT VALUES; RETURN NULL; END'",
+    )
+    .await;
+    let rows = || [insert(&T, [int(1), int(1)]), insert(&T, [int(2), int(2)])];
+    let with = |text: &'static str| std::iter::once(crate::op::sql(text).into()).chain(rows()).collect::<Vec<PgOp>>();
+    let trigger = with("CREATE TRIGGER note AFTER INSERT ON t EXECUTE FUNCTION note()");
+    assert_eq!(place.agree(&trigger).await.rows, "fired: (1) (1)\nt: (1,1) (2,2)\n");
+    // The name means another table from here on.
+    assert_eq!(place.agree(&with("CREATE TEMP TABLE t (id bigint, v bigint)")).await.rows, "fired: \nt: (1,1) (2,2)\n");
+    assert_eq!(place.statements(&with("SELECT 1")).await, 2);
 }
 
 #[tokio::test]
@@ -213,6 +285,25 @@ async fn a_sequence_that_two_tables_share_numbers_rows_in_the_order_of_positions
 }
 
 #[tokio::test]
+async fn a_sequence_found_at_run_time_and_one_of_an_identity_number_rows_of_all_tables_in_order() {
+    static A: TableMeta = table("a", ID_V);
+    static B: TableMeta = table("b", ID_V);
+    for (column_a, column_b) in [
+        ("n bigint DEFAULT nextval('s'::text)", "n bigint DEFAULT nextval('s'::text)"),
+        ("n bigint GENERATED ALWAYS AS IDENTITY (SEQUENCE NAME i)", "n bigint DEFAULT nextval('i')"),
+        ("n bigserial", "n bigint DEFAULT lastval()"),
+    ] {
+        let mut place = Place::new("CREATE SEQUENCE s").await;
+        for (table, column) in [("a", column_a), ("b", column_b)] {
+            let create = format!("CREATE TABLE {table} (id bigint PRIMARY KEY, v bigint, {column})");
+            raw_sql(AssertSqlSafe(create)).execute(&mut place.conn).await.unwrap();
+        }
+        place.reset = "SELECT setval(oid::regclass, 1, false) FROM pg_class WHERE relkind = 'S'; SELECT nextval('s'), nextval('s')";
+        place.agree_only_with(&[insert(&B, [int(1), int(0)]), insert(&A, [int(1), int(0)])], forget_all).await;
+    }
+}
+
+#[tokio::test]
 async fn a_default_that_reads_the_table_sees_the_operations_before_its_own() {
     let mut place = Place::new(
         "CREATE TABLE t (id bigint PRIMARY KEY, v bigint);
@@ -225,13 +316,20 @@ async fn a_default_that_reads_the_table_sees_the_operations_before_its_own() {
 
 #[tokio::test]
 async fn a_check_that_reads_the_table_sees_the_operations_before_its_own() {
-    let mut place = Place::new(
-        "CREATE TABLE t (id bigint PRIMARY KEY, v bigint);
-         CREATE FUNCTION few() RETURNS bool STABLE LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t) < 1; END';
-         ALTER TABLE t ADD CHECK (few())",
-    )
-    .await;
-    place.agree_only_with(&[insert(&T, [int(1), int(0)]), insert(&T, [int(2), int(0)])], forget_all).await;
+    for check in [
+        "ALTER TABLE t ADD CHECK (few())",
+        "CREATE FUNCTION few(bigint, bigint) RETURNS bool STABLE LANGUAGE sql AS 'SELECT few()';
+         CREATE OPERATOR <<< (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = few); ALTER TABLE t ADD CHECK (id <<< v)",
+        "CREATE DOMAIN d AS bigint CHECK (few()); ALTER TABLE t ADD CHECK (id::d > 0)",
+    ] {
+        let mut place = Place::new(
+            "CREATE TABLE t (id bigint PRIMARY KEY, v bigint);
+             CREATE FUNCTION few() RETURNS bool STABLE LANGUAGE plpgsql AS 'BEGIN RETURN (SELECT count(*) FROM t) < 1; END'",
+        )
+        .await;
+        raw_sql(check).execute(&mut place.conn).await.unwrap();
+        place.agree_only_with(&[insert(&T, [int(1), int(0)]), insert(&T, [int(2), int(0)])], forget_all).await;
+    }
 }
 
 #[tokio::test]
@@ -261,6 +359,14 @@ async fn keys_that_only_the_database_finds_equal_are_not_told_apart() {
         delete(&NUMERIC_KEY, numeric("1.00")),
     ];
     Place::new("CREATE TABLE t (id numeric PRIMARY KEY, v bigint)").await.agree_only_with(&ops, forget_all).await;
+}
+
+#[tokio::test]
+async fn an_upsert_on_a_key_that_only_a_partial_index_covers_is_refused_alone_and_among_others() {
+    let mut place = Place::new("CREATE TABLE t (id bigint, v bigint); CREATE UNIQUE INDEX ON t (id) WHERE v > 0").await;
+    let one_by_one = place.agree(&[upsert(&T, [int(1), int(1)]), upsert(&T, [int(2), int(0)])]).await;
+    let refused = |position| (Position::new(position), "42P10".to_owned());
+    assert_eq!(one_by_one.failed, [refused(1), refused(2)]);
 }
 
 #[tokio::test]
