@@ -180,16 +180,15 @@ mod tests {
                     // As it comes back from the checkpoint row.
                     row = DeadLettersInRow { count: row.count, streams: row.streams.clone() };
                 }
-                match event {
-                    None => row.applied(true),
-                    Some(stream) => match row.with(&StreamId::from(*stream), circuit) {
-                        Ok(longer) => row = longer,
-                        Err(_) => {
-                            found = Some(at);
-                            break;
-                        }
-                    },
-                }
+                let Some(stream) = event else {
+                    row.applied(true);
+                    continue;
+                };
+                let Ok(longer) = row.with(&StreamId::from(*stream), circuit) else {
+                    found = Some(at);
+                    break;
+                };
+                row = longer;
             }
             prop_assert_eq!(found, expected);
         }

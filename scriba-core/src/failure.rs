@@ -78,6 +78,10 @@ pub mod sqlstate {
     pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
     /// A table is missing.
     pub const UNDEFINED_TABLE: &str = "42P01";
+    /// A column is missing.
+    pub const UNDEFINED_COLUMN: &str = "42703";
+    /// A type or another object is missing.
+    pub const UNDEFINED_OBJECT: &str = "42704";
     /// A function is missing.
     pub const UNDEFINED_FUNCTION: &str = "42883";
 

@@ -373,11 +373,11 @@ pub struct TargetError {
     /// The SQLSTATE, where there is one.
     pub code: Option<String>,
     /// The kind of dead letter it makes; `None` for `commit:` and the code.
-    pub kind: Option<String>,
+    pub kind: Option<Box<str>>,
     /// What was tried, what came back, and what to do.
     pub message: String,
     /// The chain of sources; may be empty.
-    pub detail: String,
+    pub detail: Box<str>,
     /// The event whose operation failed, where it is known.
     pub position: Option<Position>,
 }
@@ -385,19 +385,20 @@ pub struct TargetError {
 impl TargetError {
     /// A failure without a code.
     pub fn new(class: FailureClass, message: impl fmt::Display) -> Self {
-        Self { class, code: None, kind: None, message: message.to_string(), detail: String::new(), position: None }
+        Self { class, code: None, kind: None, message: message.to_string(), detail: Box::default(), position: None }
     }
 
     /// The failure of an event whose handler had been called so often: `commit:23505 (unique_violation)`.
     pub fn failure(&self, attempts: u32) -> Failure {
-        let kind = self.kind.clone().unwrap_or_else(|| match &self.code {
-            Some(code) => match sqlstate::condition(code) {
+        let kind = match (&self.kind, &self.code) {
+            (Some(kind), _) => kind.to_string(),
+            (None, Some(code)) => match sqlstate::condition(code) {
                 Some(condition) => format!("commit:{code} ({condition})"),
                 None => format!("commit:{code}"),
             },
-            None => "commit".to_owned(),
-        });
-        Failure { kind, message: self.message.clone(), detail: self.detail.clone(), attempts }
+            (None, None) => "commit".to_owned(),
+        };
+        Failure { kind, message: self.message.clone(), detail: self.detail.to_string(), attempts }
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! A batch that fails for the data of one of its events is written again by [`crate::isolate`].
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -399,7 +400,8 @@ impl PgCommitter {
             if user_code == UserCode::Closures {
                 // A lock that is not to be had is no fault of the closure that waits for it, whose time ends later.
                 let lock_timeout = (self.closure_limit / 2).as_millis().max(1);
-                settings += &format!("SET LOCAL lock_timeout = {lock_timeout}; ");
+                // Writing to a String cannot fail.
+                let _ = write!(settings, "SET LOCAL lock_timeout = {lock_timeout}; ");
             }
             Session { token, before: self.backend.settings.clone(), settings }
         });
@@ -444,7 +446,9 @@ impl PgCommitter {
         let tables = ops.iter().filter_map(|(_, op)| table_of(op));
         self.facts.load(conn, tables).await.map_err(|error| match error {
             FactsError::Database(error) => structural_unless_transient(target_error(&error, "reading the catalogue")),
-            FactsError::Mismatch(message) => TargetError::new(FailureClass::Structural, message),
+            FactsError::Mismatch(code, message) => {
+                TargetError { code: Some(code.to_owned()), ..TargetError::new(FailureClass::Structural, message) }
+            }
         })
     }
 
@@ -517,7 +521,7 @@ pub(crate) fn note(account: &mut Account, entries: &[Entry<PgOp>], changed: bool
             Write::Skip => account.skipped(),
             Write::Apply(_) => account.applied(changed),
             Write::DeadLetter(failure) => {
-                account.dead_lettered(meta, failure).map_err(|halt| Stopped::Error(CommitError::HaltBefore(halt)))?
+                account.dead_lettered(meta, failure).map_err(|halt| Stopped::Error(CommitError::HaltBefore(halt)))?;
             }
         }
     }
@@ -577,7 +581,7 @@ fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetE
     let mut failure = match error {
         StatementError::Database(error) => target_error(&error, "writing the read model"),
         StatementError::NoRow(error) => {
-            TargetError { kind: Some(kind::NO_ROW.to_owned()), ..TargetError::new(FailureClass::Integrity, error) }
+            TargetError { kind: Some(kind::NO_ROW.into()), ..TargetError::new(FailureClass::Integrity, error) }
         }
     };
     failure.position = statement.single_position();

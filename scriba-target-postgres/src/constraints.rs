@@ -1,5 +1,6 @@
 //! Deferrable constraints: what checks those that are deferred at the end of an event, as COMMIT would.
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use sqlx::PgConnection;
@@ -7,7 +8,7 @@ use sqlx::PgConnection;
 use crate::names::Names;
 
 /// How long what the catalogue said is believed.
-const BELIEVED_FOR: Duration = Duration::from_secs(60);
+const BELIEVED_FOR: Duration = Duration::from_mins(1);
 
 /// All deferrable constraints but the guard, with whether they are deferred from the beginning.
 const DEFERRABLE: &str = "\
@@ -41,7 +42,8 @@ impl Constraints {
         // Their modes are as declared again afterwards.
         let mut restore = "SET CONSTRAINTS ALL DEFERRED; ".to_owned();
         if !immediate.is_empty() {
-            restore += &format!("SET CONSTRAINTS {immediate} IMMEDIATE; ");
+            // Writing to a String cannot fail.
+            let _ = write!(restore, "SET CONSTRAINTS {immediate} IMMEDIATE; ");
         }
         Ok(Self {
             read: Instant::now(),

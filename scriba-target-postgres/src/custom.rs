@@ -101,12 +101,12 @@ impl CustomError {
     }
 
     fn into_target_error(self) -> TargetError {
-        let detail = source_chain(&*self.error);
+        let detail: Box<str> = source_chain(&*self.error).into();
         match self.database() {
             // By the guard, which takes the check of all constraints for a COMMIT.
             Some(database) if postgres_error(database).is_some_and(|error| error.code() == COMMIT_REFUSED) => {
                 TargetError {
-                    kind: Some(kind::LEFT_TRANSACTION.to_owned()),
+                    kind: Some(kind::LEFT_TRANSACTION.into()),
                     class: FailureClass::Integrity,
                     detail,
                     ..target_error(database, "in the closure of `custom`")
@@ -119,9 +119,11 @@ impl CustomError {
                 let class = if made_read_only { FailureClass::Integrity } else { error.class };
                 TargetError { detail, class, ..error }
             }
-            None => {
-                TargetError { kind: Some(self.kind), detail, ..TargetError::new(FailureClass::Integrity, self.error) }
-            }
+            None => TargetError {
+                kind: Some(self.kind.into()),
+                detail,
+                ..TargetError::new(FailureClass::Integrity, self.error)
+            },
         }
     }
 }
@@ -261,7 +263,7 @@ pub(crate) async fn examine(
 
 fn blame(position: Position, kind: &str, message: String) -> TargetError {
     let error = TargetError::new(FailureClass::Integrity, message);
-    TargetError { kind: Some(kind.to_owned()), position: Some(position), ..error }
+    TargetError { kind: Some(kind.into()), position: Some(position), ..error }
 }
 
 /// What sqlx takes a COMMIT for: at a depth above 1 it only releases a savepoint.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
+use scriba_core::sqlstate;
 use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row, query_as};
 
@@ -71,9 +72,9 @@ pub(crate) enum FactsError {
     /// The database did not answer.
     #[error("reading the catalogue: {0}")]
     Database(#[from] sqlx::Error),
-    /// The table does not fit the struct: what is wrong and what to do.
-    #[error("{0}")]
-    Mismatch(String),
+    /// The table does not fit the struct: what is wrong and what to do, under the code that a statement would have met.
+    #[error("{1}")]
+    Mismatch(&'static str, String),
 }
 
 /// Facts of the tables met so far, by the address of their meta. Dropped where a statement failed, since the schema may
@@ -149,9 +150,12 @@ impl FactsCache {
     async fn read(&mut self, conn: &mut PgConnection, meta: &'static TableMeta) -> Result<TableFacts, FactsError> {
         let name = quoted_name(meta);
         let Some(table) = query_as::<_, TableRow>(TABLE).bind(&name).fetch_optional(&mut *conn).await? else {
-            return Err(FactsError::Mismatch(format!(
-                "there is no table {name}, or this role cannot see it: create it, or correct `name` and `schema` in #[table(…)]"
-            )));
+            return Err(FactsError::Mismatch(
+                sqlstate::UNDEFINED_TABLE,
+                format!(
+                    "there is no table {name}, or this role cannot see it: create it, or correct `name` and `schema` in #[table(…)]"
+                ),
+            ));
         };
         let columns = query_as::<_, ColumnRow>(COLUMNS).bind(table.oid).fetch_all(&mut *conn).await?;
         let own = own_columns(meta, &name, &columns)?;
@@ -274,7 +278,7 @@ fn own_columns<'a>(
         .iter()
         .map(|wanted| {
             columns.iter().find(|column| column.name == wanted.name).ok_or_else(|| {
-                FactsError::Mismatch(format!(
+                FactsError::Mismatch(sqlstate::UNDEFINED_COLUMN, format!(
                     "table {name} has no column {:?}: add it to the table, or correct #[table(column = \"…\")] on the struct's field",
                     wanted.name
                 ))
@@ -298,10 +302,10 @@ async fn check_casts(conn: &mut PgConnection, meta: &'static TableMeta, name: &s
                 (false, _) => "is no type that the database knows: create it, or correct the cast",
             }
         };
-        return Err(FactsError::Mismatch(format!(
-            "column {:?} of table {name}: #[table(cast = {cast:?})] {problem}",
-            column.name
-        )));
+        return Err(FactsError::Mismatch(
+            sqlstate::UNDEFINED_OBJECT,
+            format!("column {:?} of table {name}: #[table(cast = {cast:?})] {problem}", column.name),
+        ));
     }
     Ok(())
 }

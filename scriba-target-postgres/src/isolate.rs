@@ -104,20 +104,24 @@ impl PgCommitter {
         let mut begun = self.begin(conn, &batch.advance, assume(batch)?, "", UserCode::of(&ops)).await?;
         let commands = Commands::new(&constraints, begun.session.as_ref());
         let mut account = batch.account();
-        for part in parts(batch).flat_map(|part| part.chunks(CHUNK)) {
-            if part.len() > 1 && self.may_go_together(part, guilty) {
-                let together = plan(&ops_of(part), &self.facts);
-                if let Ok(changed) = self.under_savepoint(&mut begun, &together, None, &commands).await? {
-                    note(&mut account, part, changed)?;
-                    continue;
+        for part in parts(batch) {
+            // Events that may not go with others stand between those that may.
+            let alike = part.chunk_by(|a, b| self.may_go_together(a, guilty) && self.may_go_together(b, guilty));
+            for chunk in alike.flat_map(|alike| alike.chunks(CHUNK)) {
+                if chunk.len() > 1 {
+                    let together = plan(&ops_of(chunk), &self.facts);
+                    if let Ok(changed) = self.under_savepoint(&mut begun, &together, None, &commands).await? {
+                        note(&mut account, chunk, changed)?;
+                        continue;
+                    }
                 }
-            }
-            for entry in part {
-                match self.alone(&mut begun, entry, guilty, &commands).await? {
-                    Ok(changed) => note(&mut account, std::slice::from_ref(entry), changed)?,
-                    Err(error) => account
-                        .refused(&entry.meta, &error)
-                        .map_err(|halt| Stopped::Error(CommitError::HaltBefore(halt)))?,
+                for entry in chunk {
+                    match self.alone(&mut begun, entry, guilty, &commands).await? {
+                        Ok(changed) => note(&mut account, std::slice::from_ref(entry), changed)?,
+                        Err(error) => account
+                            .refused(&entry.meta, &error)
+                            .map_err(|halt| Stopped::Error(CommitError::HaltBefore(halt)))?,
+                    }
                 }
             }
         }
@@ -141,12 +145,14 @@ impl PgCommitter {
         Ok(self.constraints.insert(read).clone())
     }
 
-    /// Where the tables of all operations are fused, no deferred constraint and no code of the user can tell events apart.
-    fn may_go_together(&self, part: &[Entry<PgOp>], guilty: &Guilty) -> bool {
-        ops_of(part).iter().all(|(position, op)| {
-            let facts = table_of(op).and_then(|table| self.facts.get(table));
-            facts.is_some_and(|facts| facts.one_by_one.is_none()) && !guilty.events.contains_key(position)
-        })
+    /// Where the tables of all its operations are fused, no deferred constraint and no code of the user tells an event from those
+    /// around it.
+    fn may_go_together(&self, entry: &Entry<PgOp>, guilty: &Guilty) -> bool {
+        !guilty.events.contains_key(&entry.meta.position)
+            && ops_of(std::slice::from_ref(entry)).iter().all(|(_, op)| {
+                let facts = table_of(op).and_then(|table| self.facts.get(table));
+                facts.is_some_and(|facts| facts.one_by_one.is_none())
+            })
     }
 
     /// One event. Answers whether it changed something, or why it is a dead letter.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use scriba_core::checkpoint::Counts;
 use scriba_core::target::{
-    Batch, CommitError, Committed, Entry, HaltBefore, Tables, TakeOver, TakenOver, Target, Write,
+    Batch, CommitError, Committed, DeadLetterFilter, Entry, HaltBefore, Tables, TakeOver, TakenOver, Target, Write,
 };
 use scriba_core::{DeadLetterPolicy, EventMeta, FailureClass, OnPoison, Outcome, Position, RecordedEvent};
 use scriba_target_postgres::{CustomError, PgOp, PgTarget, Table, custom, sql};
@@ -41,7 +41,7 @@ impl Fixture {
 
     /// Position and kind of all dead letters.
     async fn letters(&self) -> Vec<(u64, String)> {
-        let letters = self.target.dead_letters(&id(), &Default::default()).await.unwrap();
+        let letters = self.target.dead_letters(&id(), &DeadLetterFilter::default()).await.unwrap();
         letters.into_iter().map(|letter| (letter.position.get(), letter.failure.kind)).collect()
     }
 }
@@ -155,7 +155,7 @@ async fn a_required_row_that_is_missing_makes_a_dead_letter_of_kind_no_row() {
     commit(&mut taken, vec![open(1, 1), missing, open(3, 1)], DeadLetterPolicy::default()).await.unwrap();
     assert_eq!(fixture.letters().await, [(2, "no_row".to_owned())]);
     assert_eq!(fixture.ids("accounts").await, [1, 3]);
-    let letter = fixture.target.dead_letters(&id(), &Default::default()).await.unwrap().remove(0);
+    let letter = fixture.target.dead_letters(&id(), &DeadLetterFilter::default()).await.unwrap().remove(0);
     assert!(letter.failure.message.contains("accounts"), "{:?}", letter.failure);
 }
 

@@ -40,7 +40,7 @@ impl Handler for Balances {
             AccountEvent::AccountClosed(e) => {
                 BalanceRow::update(e.account).set(BalanceRow::CLOSED, true).required().into()
             }
-            AccountEvent::StatementIssued(e) => statement(e, meta.position.to_i64()?).into(),
+            AccountEvent::StatementIssued(e) => statement(&e, meta.position.to_i64()?).into(),
         })
     }
 }
@@ -53,8 +53,8 @@ fn add(account: i64, cents: i64) -> PgOp {
 /// Writes a statement. The handler could not read the balance: it runs ahead of what is committed. The closure runs in its
 /// place among the operations, and finds what the events before this one have made of the read model, no more and no less.
 /// A number that is taken breaks the key of the table, and the event becomes a dead letter.
-fn statement(issued: StatementIssued, position: i64) -> CustomOp {
-    let StatementIssued { account, number } = issued;
+fn statement(issued: &StatementIssued, position: i64) -> CustomOp {
+    let StatementIssued { account, number } = *issued;
     custom(move |connection| {
         Box::pin(async move {
             let cents: i64 = sqlx::query_scalar("SELECT cents FROM bank_balances WHERE account = $1")

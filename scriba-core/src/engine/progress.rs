@@ -158,7 +158,7 @@ mod tests {
         let left = now.time_left.expect("positions move");
         assert!((4.9..5.6).contains(&left.as_secs_f64()), "{now:?}");
         assert_eq!(pace.catch_up(events, watermark, None).expect("a pace").time_left, None, "the head is not known");
-        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::time::advance(Duration::from_mins(1)).await;
         let stalled = pace.catch_up(events, watermark, Some(1_000)).expect("a pace");
         assert_eq!((stalled.events_per_second, stalled.time_left), (0.0, None), "nothing for a minute");
         assert!(pace.0.len() < 60, "{}", pace.0.len());

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use scriba_core::checkpoint::Replay;
 use scriba_core::telemetry::BatchNext;
 use scriba_core::{Circuit, FailureClass, HaltReason, OnPoison, Position, ProjectionOptions, Scriba, State};
 use scriba_testing::{MemorySource, MemoryTarget, Recorded, Recorder, TargetFault, TargetStep};
@@ -88,24 +89,18 @@ async fn a_handler_that_fails_on_everything_is_halted_with_four_dead_letters_wha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn skips_leave_the_count_an_applied_event_resets_it_and_one_stream_alone_takes_twenty() {
-    let skip = Act { skip: true, ..Act::default() };
-    let cases: [(&str, Vec<(&str, Act)>, Option<u64>); 3] = [
-        (
-            "skips",
-            ["a", "b", "c", "a"].map(|s| (s, failing())).into_iter().chain([("d", skip), ("b", failing())]).collect(),
-            Some(5),
-        ),
-        (
-            "applied",
-            ["a", "b", "c", "a"]
-                .map(|s| (s, failing()))
-                .into_iter()
-                .chain([("d", Act::default())])
-                .chain(["b", "c", "a", "b"].map(|s| (s, failing())))
-                .collect(),
-            None,
-        ),
-        ("one stream", (0..20).map(|_| ("a", failing())).collect(), Some(19)),
+    let dead = |streams: &[&'static str]| streams.iter().map(|stream| (*stream, failing())).collect::<Vec<_>>();
+    let then = |mut events: Vec<_>, more: Vec<_>| {
+        events.extend(more);
+        events
+    };
+    let first = || dead(&["a", "b", "c", "a"]);
+    let skip = ("d", Act { skip: true, ..Act::default() });
+    let applied = ("d", Act::default());
+    let cases = [
+        ("skips", then(then(first(), vec![skip]), dead(&["b"])), Some(5)),
+        ("applied", then(then(first(), vec![applied]), dead(&["b", "c", "a", "b"])), None),
+        ("one stream", dead(&["a"; 20]), Some(19)),
     ];
     for (what, events, trips) in cases {
         for batch in [1, 4, 1_000] {
@@ -160,7 +155,7 @@ async fn what_becomes_of_poison_may_differ_while_replaying() {
             if halts_at != Some(1) {
                 until(&scriba, Position::new(1)).await;
                 // Only once this is stored does anything live come.
-                eventually("caught up", || target.checkpoint(id()).unwrap().replay != Default::default()).await;
+                eventually("caught up", || target.checkpoint(id()).unwrap().replay != Replay::Ongoing).await;
                 append(&source, "a", &Act::default());
                 until(&scriba, Position::new(2)).await;
                 if by_target {
