@@ -175,11 +175,11 @@ BEGIN
 END
 $body$;
 
--- `scriba.batch` is set, for the transaction, before the checkpoint moves; other transactions pay nothing.
+-- `scriba.guard` is set, for the transaction, before the checkpoint moves; other transactions pay nothing.
 DROP TRIGGER IF EXISTS scriba_commit_guard ON scriba_checkpoints;
 CREATE CONSTRAINT TRIGGER scriba_commit_guard AFTER UPDATE ON scriba_checkpoints
     DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
-    WHEN (current_setting('scriba.batch', true) <> '')
+    WHEN (current_setting('scriba.guard', true) = 'on')
     EXECUTE FUNCTION scriba_check_commit();
 ALTER TABLE scriba_checkpoints ENABLE ALWAYS TRIGGER scriba_commit_guard;
 

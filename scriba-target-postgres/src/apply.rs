@@ -1,29 +1,28 @@
-//! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last. Where the writes
-//! are a single statement, all of it is one, in which the move of the checkpoint gates the write.
+//! One batch, one transaction: the checkpoint moves first, then operations and dead letters, COMMIT last.
 //!
-//! A batch that fails for the data of one of its events is written again by [`crate::isolate`].
+//! Where the writes are a single statement, [`crate::single`] makes one of all of it. A batch that fails for the data of one of its
+//! events, and one with closures, is written event by event by [`crate::isolate`].
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::{DateTime, Utc};
 use scriba_core::checkpoint::Advance;
 use scriba_core::dead_letter::{NewDeadLetter, kind};
 use scriba_core::target::{
     Account, Batch, CommitError, Committed, Committer, Entry, Refused, Shortfall, TargetError, Write,
 };
 use scriba_core::{FailureClass, Position, ProjectionId, sqlstate};
-use sqlx::postgres::{PgArguments, PgDatabaseError};
+use sqlx::postgres::PgDatabaseError;
 use sqlx::{AssertSqlSafe, Connection, Executor as _, PgConnection, Postgres, Transaction, raw_sql};
-use tokio::time::timeout;
 
 use crate::answer::in_time;
+use crate::backend::{Backend, close};
 use crate::blocker::Lookout;
 use crate::constraints::Constraints;
-use crate::custom::{self, Limits, Misstep, RESET, SETTINGS, Session, Standing};
+use crate::custom::{self, CLEAN, Limits, Misstep, Session, Standing};
 use crate::facts::{FactsCache, FactsError};
-use crate::fuse::plan;
+use crate::fuse::{may_change_schema, plan};
 use crate::isolate::{Guilty, Suspect};
 use crate::names::Names;
 use crate::op::PgOp;
@@ -34,9 +33,6 @@ use crate::statement::{Row, Statement, StatementError, table_of};
 use crate::switch::Switch;
 use crate::target::PgTarget;
 use crate::{checkpoint, dead_letter};
-
-/// How long the goodbye to a server is tried after a failure.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// That it may write is the session's default, and is said only where that may have been changed: a server in recovery refuses to
 /// hear it with a code that says nothing.
@@ -125,6 +121,7 @@ impl Committer<PgOp> for PgCommitter {
     async fn store_replay_position(&mut self, caught_up: Option<Position>) -> Result<(), CommitError> {
         let position = caught_up.map_or(Ok(-1), to_i64).map_err(CommitError::Failed)?;
         let mut conn = self.connection().map_err(CommitError::Failed)?;
+        self.clean(&mut conn).await.map_err(CommitError::Failed)?;
         let store = checkpoint::store_replay_position(&mut conn, &self.names, &self.id, self.epoch, position);
         let stored = in_time(self.bound, store).await;
         self.settle(conn, stored, "storing the replay position")
@@ -132,6 +129,7 @@ impl Committer<PgOp> for PgCommitter {
 
     async fn store_event_types(&mut self, types: Option<&[&str]>) -> Result<(), CommitError> {
         let mut conn = self.connection().map_err(CommitError::Failed)?;
+        self.clean(&mut conn).await.map_err(CommitError::Failed)?;
         let store = checkpoint::store_event_types(&mut conn, &self.names, &self.id, self.epoch, types);
         let stored = in_time(self.bound, store).await;
         self.settle(conn, stored, "storing the event types")
@@ -173,6 +171,8 @@ pub(crate) struct Begun<'c> {
     assumed: Account,
     /// Set where code of the user may run in it.
     pub(crate) session: Option<Session>,
+    /// Event by event, under savepoints.
+    one_by_one: bool,
     pub(crate) statements: u64,
 }
 
@@ -197,6 +197,16 @@ impl PgCommitter {
         }
     }
 
+    /// Undoes what code of the user may have left behind for the session.
+    async fn clean(&mut self, conn: &mut PgConnection) -> Result<(), TargetError> {
+        if self.reset {
+            let cleaned = in_time(self.bound, conn.execute(raw_sql(CLEAN))).await;
+            cleaned.map_err(|error| target_error(&error, "undoing what code of the user left behind"))?;
+            self.reset = false;
+        }
+        Ok(())
+    }
+
     fn connection(&mut self) -> Result<PgConnection, TargetError> {
         self.conn.take().ok_or_else(|| {
             TargetError::new(FailureClass::Structural, "a committer that failed was used again: take over anew")
@@ -206,7 +216,9 @@ impl PgCommitter {
     async fn write(&mut self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
         let assumed = assume(batch)?;
         let ops = ops_of(&batch.entries);
-        if UserCode::of(&ops) == UserCode::Closures && !self.trusts() {
+        // Such code could spoil the transaction for the events behind it, and is undone behind each event there.
+        let risky = UserCode::of(&ops) == UserCode::Closures || ops.iter().any(|(_, op)| may_change_schema(op));
+        if risky && !self.trusts() {
             return self.isolate(conn, batch, &Guilty::default()).await;
         }
         refuse_unsafe(&ops)?;
@@ -224,7 +236,7 @@ impl PgCommitter {
                 return self.autocommit(conn, text, arguments, position, assumed).await;
             }
         }
-        let mut begun = self.begin(conn, &batch.advance, assumed, IMMEDIATE, UserCode::of(&ops)).await?;
+        let mut begun = self.begin(conn, &batch.advance, assumed, false, UserCode::of(&ops)).await?;
         let mut account = batch.account();
         for (part, plan) in plans {
             let changed = self.execute(&mut begun, &plan).await?;
@@ -245,7 +257,8 @@ impl PgCommitter {
                 let executed = in_time(self.bound, statement.execute(&mut begun.tx)).await;
                 let rows = executed.map_err(|error| {
                     let failure = statement_failed(statement, error);
-                    if begun.session.is_some() { of_user_code(failure) } else { failure }
+                    // One by one, it is found which event changed what later ones stand on.
+                    if begun.session.is_some() && !begun.one_by_one { perhaps_of_user_code(failure) } else { failure }
                 })?;
                 changed |= statement.changed(rows);
             }
@@ -269,7 +282,7 @@ impl PgCommitter {
         batch: &Batch<PgOp>,
         account: Account,
     ) -> Result<Committed, Stopped> {
-        let Begun { mut tx, assumed, session, mut statements } = begun;
+        let Begun { mut tx, assumed, session, mut statements, .. } = begun;
         let refused = account.refusals().iter();
         let refused = refused.map(|Refused { meta, failure }| NewDeadLetter { event: meta.event(), failure });
         let mut letters: Vec<_> = batch.entries.iter().filter_map(Entry::dead_letter).chain(refused).collect();
@@ -318,64 +331,14 @@ impl PgCommitter {
                            and their like out of the functions it calls";
             return Err(TargetError::new(class, message));
         }
+        if !session.guarded {
+            return Ok(());
+        }
         let allow = sqlx::query(ALLOW_COMMIT).bind(moved_to(advance)).execute(tx);
         in_time(self.bound, allow)
             .await
             .map(drop)
             .map_err(|error| target_error(&error, &format!("committing a batch of {}", self.id)))
-    }
-
-    /// The batch as one statement, where its writes are at most one on a table that is fused: those are checked as the
-    /// statement ends, and nothing of the user's runs.
-    fn single(
-        &self,
-        plan: &[Statement<'_>],
-        advance: &Advance,
-        assumed: &Account,
-    ) -> Result<Option<(AssertSqlSafe<String>, PgArguments)>, TargetError> {
-        let gate = |first| self.names.substitute(&checkpoint::gate(first));
-        let fused = |statement: &Statement<'_>| {
-            let facts = statement.keyed_table().and_then(|table| self.facts.get(table));
-            facts.is_some_and(|facts| facts.one_by_one.is_none())
-        };
-        let gated = match plan {
-            _ if self.reset || self.target.breaks(Switch::CommitNoSmallerThan) => None,
-            [] => Some(Ok((format!("SELECT count(*) FROM (SELECT {}) AS moved", gate(1)), PgArguments::default()))),
-            [statement] if fused(statement) => statement.gated(gate),
-            _ => None,
-        };
-        let Some(gated) = gated else { return Ok(None) };
-        let (text, mut arguments) =
-            gated.map_err(|error| target_error(&sqlx::Error::Encode(error), "writing the read model"))?;
-        checkpoint::bind_gate(&mut arguments, &self.id, advance, assumed.in_row())?;
-        // Identifiers in it are quoted by the statement and by `substitute`; values travel as binds.
-        Ok(Some((AssertSqlSafe(text), arguments)))
-    }
-
-    /// Once it is sent, only the server can say whether it is committed.
-    async fn autocommit(
-        &self,
-        conn: &mut PgConnection,
-        text: AssertSqlSafe<String>,
-        arguments: PgArguments,
-        position: Option<Position>,
-        assumed: Account,
-    ) -> Result<Committed, Stopped> {
-        let moved = in_time(self.bound, sqlx::query_scalar_with(text, arguments).fetch_one(conn)).await;
-        match moved {
-            Ok(1_i64) => Ok(assumed.committed(1)),
-            Ok(moved) => {
-                let message = format!("the checkpoint of {} was moved {moved} times in one statement", self.id);
-                Err(TargetError::new(FailureClass::Structural, message).into())
-            }
-            Err(error) if postgres_error(&error).is_some_and(|error| error.code() == CHECKPOINT_MOVED) => {
-                Err(Stopped::Fenced)
-            }
-            Err(error) if refused_by_server(&error) => {
-                Err(TargetError { position, ..target_error(&error, "writing the read model") }.into())
-            }
-            Err(error) => Err(self.not_committed(&error)),
-        }
     }
 
     /// The round trip that decides whether the rest may be sent: its answer is read before anything follows.
@@ -384,16 +347,17 @@ impl PgCommitter {
         conn: &'c mut PgConnection,
         advance: &Advance,
         assumed: Account,
-        constraints: &str,
+        one_by_one: bool,
         user_code: UserCode,
     ) -> Result<Begun<'c>, Stopped> {
         let call = checkpoint::advance_call(&self.id, advance, assumed.in_row(), &self.expected(advance))?;
-        let (mut reset, mut writes) = if self.reset { (RESET, " READ WRITE") } else { ("", "") };
+        let (mut reset, mut writes) = if self.reset { (CLEAN, " READ WRITE") } else { ("", "") };
         if user_code == UserCode::Closures {
-            let prepared = conn.execute(raw_sql(AssertSqlSafe(format!("{RESET}{READ_ONLY_OUTSIDE}"))));
+            let prepared = conn.execute(raw_sql(AssertSqlSafe(format!("{CLEAN}{READ_ONLY_OUTSIDE}"))));
             in_time(self.bound, prepared).await.map_err(|error| self.not_begun(&error))?;
             (reset, writes) = ("", " READ WRITE");
         }
+        let unguarded = self.target.breaks(Switch::NoGuard) || self.target.breaks(Switch::CommitNoSmallerThan);
         let session = (user_code != UserCode::None).then(|| {
             let token = format!("{}.{}", advance.epoch, advance.expected_commit_no);
             let mut settings = PLAN_FREELY.to_owned();
@@ -403,23 +367,22 @@ impl PgCommitter {
                 // Writing to a String cannot fail.
                 let _ = write!(settings, "SET LOCAL lock_timeout = {lock_timeout}; ");
             }
-            Session { token, before: self.backend.settings.clone(), settings }
+            let guarded = user_code == UserCode::Closures && !unguarded;
+            Session { token, before: self.backend.settings.clone(), settings, guarded }
         });
+        let constraints = if one_by_one { "" } else { IMMEDIATE };
         let guard = session.as_ref().map_or_else(String::new, |session| {
             let guard = self.names.constraint("scriba_commit_guard");
-            let unguarded = self.target.breaks(Switch::NoGuard) || self.target.breaks(Switch::CommitNoSmallerThan);
-            let mark = if unguarded { String::new() } else { session.mark() };
-            format!("SET CONSTRAINTS {guard} DEFERRED; {mark}")
+            format!("SET CONSTRAINTS {guard} DEFERRED; {}", session.mark())
         });
-        let settings =
-            session.as_ref().map_or_else(String::new, |session| format!("; {}{}", session.mark(), session.settings));
+        let settings = session.as_ref().map_or_else(String::new, |session| format!("; {}", session.settings));
         let begin = format!("{reset}{BEGIN}{writes}; {constraints}{guard}{}{settings}", self.names.substitute(&call));
         // Identifiers in it are quoted, and so are the literals of the call.
         let begun = in_time(self.bound, conn.begin_with(AssertSqlSafe(begin))).await;
         let tx = begun.map_err(|error| self.not_begun(&error))?;
         // Until a commit: a rollback undoes the reset too.
         self.reset |= user_code != UserCode::None;
-        Ok(Begun { tx, assumed, session, statements: 1 })
+        Ok(Begun { tx, assumed, session, one_by_one, statements: 1 })
     }
 
     fn not_begun(&self, error: &sqlx::Error) -> Stopped {
@@ -436,7 +399,7 @@ impl PgCommitter {
     }
 
     /// An error of the server's says that the transaction is rolled back; without one COMMIT may have arrived.
-    fn not_committed(&self, error: &sqlx::Error) -> Stopped {
+    pub(crate) fn not_committed(&self, error: &sqlx::Error) -> Stopped {
         let failure = target_error(error, &format!("committing a batch of {}", self.id));
         if refused_by_server(error) { failure.into() } else { Stopped::Error(CommitError::Ambiguous(failure)) }
     }
@@ -464,21 +427,6 @@ impl PgCommitter {
             );
         }
         advance.expected_commit_no.to_string()
-    }
-
-    /// A commit as it must not be.
-    async fn write_unfenced(&self, conn: &mut PgConnection, batch: &Batch<PgOp>) -> Result<Committed, Stopped> {
-        let failed = |error: sqlx::Error| Stopped::from(target_error(&error, "writing without a fence"));
-        let mut tx = conn.begin().await.map_err(failed)?;
-        for statement in plan(&ops_of(&batch.entries), &self.facts) {
-            statement.execute(&mut tx).await.map_err(|error| statement_failed(&statement, error))?;
-        }
-        let Advance { epoch, expected_commit_no, watermark, .. } = batch.advance;
-        let fence = "UPDATE scriba_checkpoints SET commit_no = commit_no + 1, watermark = $3 WHERE epoch = $1 AND commit_no = $2";
-        let fence = sqlx::query(self.names.sql(fence)).bind(epoch).bind(expected_commit_no).bind(to_i64(watermark)?);
-        fence.execute(&mut *tx).await.map_err(failed)?;
-        tx.commit().await.map_err(failed)?;
-        Ok(assume(batch)?.committed(0))
     }
 
     /// What a commit that moved no row met.
@@ -577,7 +525,7 @@ pub(crate) fn refuse_unsafe(ops: &[Row<'_>]) -> Result<(), TargetError> {
 }
 
 /// A failed statement of the plan, with its event where it holds only one.
-fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetError {
+pub(crate) fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetError {
     let mut failure = match error {
         StatementError::Database(error) => target_error(&error, "writing the read model"),
         StatementError::NoRow(error) => {
@@ -588,46 +536,16 @@ fn statement_failed(statement: &Statement<'_>, error: StatementError) -> TargetE
     failure
 }
 
-/// A transaction that has moved the checkpoint may write, unless code of the user has changed that.
-fn of_user_code(failure: TargetError) -> TargetError {
-    match failure.code.as_deref() {
-        Some(sqlstate::READ_ONLY_SQL_TRANSACTION) => {
-            TargetError { class: FailureClass::Integrity, position: None, ..failure }
-        }
-        _ => failure,
+/// Among code of the user, a failure that no data explains may be due to settings that it has changed.
+fn perhaps_of_user_code(failure: TargetError) -> TargetError {
+    let read_only = failure.code.as_deref() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
+    if read_only || failure.class == FailureClass::Structural {
+        return TargetError { class: FailureClass::Integrity, position: None, ..failure };
     }
+    failure
 }
 
 /// The state that a commit moves the checkpoint to, as the guard spells it.
 pub(crate) fn moved_to(advance: &Advance) -> String {
     format!("{}.{}", advance.epoch, advance.expected_commit_no + 1)
-}
-
-/// A session as the server knows it.
-#[derive(Clone, Debug)]
-pub(crate) struct Backend {
-    pub(crate) pid: i32,
-    started: DateTime<Utc>,
-    /// What RESET goes back to of [`SETTINGS`].
-    settings: String,
-}
-
-impl Backend {
-    pub(crate) async fn of(conn: &mut PgConnection) -> sqlx::Result<Self> {
-        let look = format!("SELECT pid, backend_start, {SETTINGS} FROM pg_stat_activity WHERE pid = pg_backend_pid()");
-        // Made of this crate's own words.
-        let (pid, started, settings) = sqlx::query_as(AssertSqlSafe(look)).fetch_one(conn).await?;
-        Ok(Self { pid, started, settings })
-    }
-
-    /// Ends it from another session: in the middle of a statement it does not hear a goodbye, and keeps its locks.
-    async fn end(&self, conn: &mut PgConnection) -> sqlx::Result<()> {
-        let end = "SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2";
-        sqlx::query(end).bind(self.pid).bind(self.started).execute(conn).await.map(drop)
-    }
-}
-
-/// Says goodbye, so that the server gives up locks at once; a connection that cannot is dropped.
-async fn close(conn: PgConnection) {
-    let _ = timeout(CLOSE_TIMEOUT, conn.close()).await;
 }

@@ -10,12 +10,14 @@ use crate::names::Names;
 /// How long what the catalogue said is believed.
 const BELIEVED_FOR: Duration = Duration::from_mins(1);
 
-/// All deferrable constraints but the guard, with whether they are deferred from the beginning.
+/// All deferrable constraints of permanent tables but the guard, with whether they are deferred from the beginning. Where
+/// several in a schema have one name, they can only be set together: then as deferred ones.
 const DEFERRABLE: &str = "\
-    SELECT DISTINCT quote_ident(n.nspname) || '.' || quote_ident(c.conname), c.condeferred \
-    FROM pg_constraint AS c JOIN pg_namespace AS n ON n.oid = c.connamespace \
-    WHERE c.condeferrable AND c.conrelid <> to_regclass($1)::oid AND has_schema_privilege(n.oid, 'USAGE') \
-    ORDER BY 1";
+    SELECT quote_ident(n.nspname) || '.' || quote_ident(c.conname), bool_or(c.condeferred) \
+    FROM pg_constraint AS c JOIN pg_namespace AS n ON n.oid = c.connamespace JOIN pg_class AS t ON t.oid = c.conrelid \
+    WHERE c.condeferrable AND c.conrelid <> to_regclass($1)::oid AND t.relpersistence <> 't' \
+        AND has_schema_privilege(n.oid, 'USAGE') \
+    GROUP BY n.nspname, c.conname ORDER BY 1";
 
 /// The texts that check.
 #[derive(Clone, Debug)]

@@ -112,20 +112,26 @@ impl CustomError {
                     ..target_error(database, "in the closure of `custom`")
                 }
             }
-            Some(database) => {
+            Some(database) if is_of_the_server(database) => {
                 let error = target_error(database, "in the closure of `custom`");
                 // The transaction could be written when the closure got it.
                 let made_read_only = error.code.as_deref() == Some(sqlstate::READ_ONLY_SQL_TRANSACTION);
                 let class = if made_read_only { FailureClass::Integrity } else { error.class };
                 TargetError { detail, class, ..error }
             }
-            None => TargetError {
+            _ => TargetError {
                 kind: Some(self.kind.into()),
                 detail,
                 ..TargetError::new(FailureClass::Integrity, self.error)
             },
         }
     }
+}
+
+/// Whether it says something about the server or the connection; the others are about rows, and the closure's own.
+fn is_of_the_server(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Database, Io, PoolClosed, PoolTimedOut, Protocol, Tls, WorkerCrashed};
+    matches!(error, Database(_) | Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed | WorkerCrashed)
 }
 
 impl<E: StdError + Send + Sync + 'static> From<E> for CustomError {
@@ -164,26 +170,29 @@ pub(crate) struct Session {
     pub(crate) before: String,
     /// The statements that make the settings of the transaction.
     pub(crate) settings: String,
+    /// Only the engine may commit it: closures run in it.
+    pub(crate) guarded: bool,
 }
 
 /// What decides what later statements do, as one text.
-pub(crate) const SETTINGS: &str =
-    "concat_ws(' ', current_setting('search_path'), current_user, current_setting('session_replication_role'))";
+pub(crate) const SETTINGS: &str = "\
+    concat_ws(' ', current_setting('search_path'), current_user, current_setting('session_replication_role'), \
+        CASE WHEN pg_my_temp_schema() = 0 THEN 0 \
+            ELSE (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) END)";
 
 /// Undoes what code of the user may have left behind for the session. Prepared statements stay: sqlx believes in them.
-const CLEAN: &str = "RESET SESSION AUTHORIZATION; RESET ROLE; CLOSE ALL; DISCARD TEMP; UNLISTEN *; \
+pub(crate) const CLEAN: &str = "RESET SESSION AUTHORIZATION; RESET ROLE; CLOSE ALL; DISCARD TEMP; UNLISTEN *; \
     SELECT pg_advisory_unlock_all(); RESET ALL; ";
-
-/// Undoes settings alone.
-pub(crate) const RESET: &str = "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; ";
 
 /// Set at the begin of transactions with code of the user, and gone with the transaction.
 const BATCH_SETTING: &str = "scriba.batch";
 
 impl Session {
-    /// The statement that marks the transaction with the token.
+    /// The statements that mark the transaction with the token, and have the guard look after it. (A single statement cannot
+    /// commit, so those of `sql` need no guard.)
     pub(crate) fn mark(&self) -> String {
-        format!("SELECT set_config('{BATCH_SETTING}', '{}', true); ", self.token)
+        let guard = if self.guarded { "SELECT set_config('scriba.guard', 'on', true); " } else { "" };
+        format!("SELECT set_config('{BATCH_SETTING}', '{}', true); {guard}", self.token)
     }
 
     /// The statements that bring it back to how it stood at the begin of the transaction.

@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 use scriba_core::Position;
 
 use crate::facts::{FactsCache, TableFacts};
-use crate::op::{Conflict, PgOp, SqlOp};
+use crate::op::{Conflict, PgOp};
 use crate::statement::{Key, KeyedRow, Row, Shape, Statement, keyed_text, table_of};
 use crate::table::TableMeta;
 use crate::value::Value;
@@ -302,15 +302,16 @@ fn shape_of(op: &PgOp) -> Option<Shape> {
 
 /// Has the facts forgotten where an operation may change the schema. Planning does so by itself.
 pub(crate) fn heed(op: &PgOp, facts: &FactsCache) {
-    if matches!(op, PgOp::Sql(sql) if may_change_schema(sql)) {
+    if may_change_schema(op) {
         facts.distrust();
     }
 }
 
-/// Whether a statement does more than read and write rows, as far as its first word tells.
-fn may_change_schema(sql: &SqlOp) -> bool {
+/// Whether it is a statement that does more than read and write rows, as far as its first word tells.
+pub(crate) fn may_change_schema(op: &PgOp) -> bool {
     const ROWS_ONLY: [&str; 10] =
         ["SELECT", "INSERT", "UPDATE", "DELETE", "WITH", "MERGE", "VALUES", "TABLE", "TRUNCATE", "NOTIFY"];
+    let PgOp::Sql(sql) = op else { return false };
     let text = sql.text.trim_start_matches(|c: char| c.is_whitespace() || c == '(');
     let word = text.split(|c: char| !c.is_ascii_alphabetic()).next().unwrap_or_default();
     !ROWS_ONLY.iter().any(|known| known.eq_ignore_ascii_case(word))

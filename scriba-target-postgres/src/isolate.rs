@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use scriba_core::dead_letter::kind;
 use scriba_core::target::{Batch, CommitError, Committed, Entry, TargetError};
-use scriba_core::{FailureClass, Position};
+use scriba_core::{FailureClass, Position, sqlstate};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 
 use crate::answer::in_time;
@@ -76,15 +76,14 @@ struct Commands {
 impl Commands {
     fn new(constraints: &Constraints, session: Option<&Session>) -> Self {
         let savepoint = format!("scriba_{:016x}", fastrand::u64(..));
-        let (check, restore) = match session {
-            Some(session) => (&constraints.check_but_the_guard, session.restore()),
-            None => (&constraints.check, String::new()),
-        };
+        let guarded = session.is_some_and(|session| session.guarded);
+        let check = if guarded { &constraints.check_but_the_guard } else { &constraints.check };
+        let restore = session.map_or_else(String::new, Session::restore);
         Self {
             save: format!("SAVEPOINT {savepoint}"),
             undo: format!("ROLLBACK TO SAVEPOINT {savepoint}; RELEASE SAVEPOINT {savepoint}"),
             keep: format!("{check}RELEASE SAVEPOINT {savepoint}"),
-            keep_and_restore: format!("{restore}{check}RELEASE SAVEPOINT {savepoint}"),
+            keep_and_restore: format!("{check}{restore}RELEASE SAVEPOINT {savepoint}"),
         }
     }
 }
@@ -101,7 +100,7 @@ impl PgCommitter {
         let ops = ops_of(&batch.entries);
         in_time(self.bound, self.load_facts(conn, &ops)).await?;
         let constraints = in_time(self.bound, self.load_constraints(conn)).await?;
-        let mut begun = self.begin(conn, &batch.advance, assume(batch)?, "", UserCode::of(&ops)).await?;
+        let mut begun = self.begin(conn, &batch.advance, assume(batch)?, true, UserCode::of(&ops)).await?;
         let commands = Commands::new(&constraints, begun.session.as_ref());
         let mut account = batch.account();
         for part in parts(batch) {
@@ -218,7 +217,16 @@ impl PgCommitter {
         if statements.iter().any(|statement| statement.custom().is_none()) {
             custom::examine(&mut begun.tx, self.limits(session), position, Ok(())).await?;
         }
-        self.command(begun, &commands.keep_and_restore).await?;
+        let kept = self.command(begun, &commands.keep_and_restore).await;
+        kept.map_err(|stopped| match stopped {
+            // What it left behind cannot be undone.
+            Stopped::Error(CommitError::Failed(error)) if error.class == FailureClass::Structural => {
+                let class = FailureClass::Integrity;
+                let kind = Some(kind::LEFT_TRANSACTION.into());
+                TargetError { class, kind, position: Some(position), ..error }.into()
+            }
+            other => other,
+        })?;
         Ok(changed)
     }
 
@@ -226,9 +234,15 @@ impl PgCommitter {
         begun.statements += 1;
         // Made of this crate's own words, numbers, and names that the server has quoted.
         let sent = begun.tx.execute(sqlx::raw_sql(AssertSqlSafe(text.to_owned())));
-        in_time(self.bound, sent)
-            .await
-            .map(drop)
-            .map_err(|error| target_error(&error, "writing events one by one").into())
+        let error = match in_time(self.bound, sent).await {
+            Ok(_) => return Ok(()),
+            Err(error) => target_error(&error, "writing events one by one"),
+        };
+        let class = match error.code.as_deref() {
+            // A constraint that was there when the catalogue was read: the next committer reads it again.
+            Some(sqlstate::UNDEFINED_OBJECT) => FailureClass::Unclear,
+            _ => error.class,
+        };
+        Err(TargetError { class, ..error }.into())
     }
 }

@@ -6,12 +6,13 @@
 //! |---|---|
 //! | operations | `op`, `custom`, `table`, `value` |
 //! | from a batch to statements (pure but for the catalogue) | `facts`, `fuse`, `statement` |
-//! | one transaction | `apply`, `isolate`, `constraints`, `answer`, `blocker`, `checkpoint`, `dead_letter` |
+//! | one transaction | `apply`, `single`, `isolate`, `constraints`, `backend`, `answer`, `blocker`, `checkpoint`, `dead_letter` |
 //! | control tables | `names`, `migrate`, `lease`, `status`, `reset` |
 //! | the outside | `target`, `sqlstate` |
 
 mod answer;
 mod apply;
+mod backend;
 mod blocker;
 mod checkpoint;
 mod constraints;
@@ -25,6 +26,7 @@ mod migrate;
 mod names;
 mod op;
 mod reset;
+mod single;
 mod sqlstate;
 mod statement;
 mod status;

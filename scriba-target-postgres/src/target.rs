@@ -15,7 +15,8 @@ use sqlx::{ConnectOptions, PgConnection, PgPool};
 use tokio::time::timeout;
 
 use crate::answer::in_time;
-use crate::apply::{Backend, PgCommitter};
+use crate::apply::PgCommitter;
+use crate::backend::Backend;
 use crate::facts::FactsCache;
 use crate::lease::{PgControl, STATEMENT_TIMEOUT};
 use crate::names::Names;

@@ -614,3 +614,97 @@ async fn events_with_deferred_constraints_are_each_checked_once() {
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     assert_eq!(fixture.ids("notes").await.len(), 199);
 }
+
+#[tokio::test]
+async fn a_statement_that_changes_what_later_events_stand_on_is_undone_behind_its_event() {
+    let fixture = accounts().await;
+    let functions = "CREATE ROLE scriba_weak;
+        CREATE FUNCTION weak() RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM set_config(''role'', ''scriba_weak'', false); END';
+        CREATE FUNCTION shadow() RETURNS void LANGUAGE plpgsql AS
+            'BEGIN CREATE TEMP TABLE accounts (id bigint, balance bigint) ON COMMIT DROP; END';
+        CREATE FUNCTION keep() RETURNS void LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_lock(9); END'";
+    sqlx::raw_sql(functions).execute(&fixture.pool).await.unwrap();
+    let mut taken = take_over(&fixture.target).await;
+    let mut position = 0;
+    for text in
+        ["SELECT weak()", "SELECT shadow()", "SELECT keep()", "CREATE TEMP TABLE accounts (id bigint, balance bigint)"]
+    {
+        let entries = (0..4).map(|n| {
+            position += 1;
+            if n % 2 == 0 { apply(position, sql(text)) } else { open(position, 1) }
+        });
+        let (committed, _) = commit(&mut taken, entries.collect(), NO_CIRCUIT).await.unwrap();
+        assert_eq!(committed.unwrap().counts.applied, 4, "{text}: {:?}", fixture.letters().await);
+    }
+    commit(&mut taken, vec![open(17, 1)], NO_CIRCUIT).await.unwrap();
+    assert_eq!(fixture.ids("accounts").await, [2, 4, 6, 8, 10, 12, 14, 16, 17]);
+    let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 9";
+    assert_eq!(sqlx::query_scalar::<_, i64>(locks).fetch_one(&fixture.pool).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_constraint_that_was_dropped_since_the_catalogue_was_read_starts_the_pipeline_again_and_blames_nobody() {
+    let fixture = accounts().await;
+    let mut taken = take_over(&fixture.target).await;
+    commit(&mut taken, vec![executes(1, "SELECT 1")], NO_CIRCUIT).await.unwrap();
+    sqlx::raw_sql("ALTER TABLE notes DROP CONSTRAINT notes_of_key").execute(&fixture.pool).await.unwrap();
+    let result = commit(&mut taken, vec![executes(2, "SELECT 1")], NO_CIRCUIT).await;
+    let Err(CommitError::Failed(error)) = result else { panic!("{result:?}") };
+    assert_eq!(error.class, FailureClass::Unclear);
+    let mut taken = take_over(&fixture.target).await;
+    let (committed, _) = commit(&mut taken, vec![executes(2, "SELECT 1")], NO_CIRCUIT).await.unwrap();
+    assert_eq!(committed.unwrap().counts.applied, 1);
+}
+
+#[tokio::test]
+async fn where_all_closures_failed_the_session_can_be_written_again() {
+    let fixture = accounts().await;
+    let mut taken = take_over(&fixture.target).await;
+    let fails = closure(1, |_| Box::pin(async { Err(CustomError::new("no", "good")) }));
+    commit(&mut taken, vec![fails], NO_CIRCUIT).await.unwrap();
+    taken.committer.store_replay_position(Some(Position::new(1))).await.unwrap();
+    taken.committer.store_event_types(None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_closure_that_finds_no_row_or_null_is_blamed_for_that() {
+    let missing = closure(3, |conn| {
+        Box::pin(async move {
+            sqlx::query("SELECT 1 FROM accounts WHERE id = 99").fetch_one(conn).await?;
+            Ok(())
+        })
+    });
+    is_blamed("sqlx_core::error::Error", missing).await;
+    let null = closure(3, |conn| {
+        Box::pin(async move {
+            sqlx::query_scalar::<_, i64>("SELECT NULL::bigint").fetch_one(conn).await?;
+            Ok(())
+        })
+    });
+    is_blamed("sqlx_core::error::Error", null).await;
+}
+
+#[tokio::test]
+async fn constraints_of_one_name_are_checked_at_the_end_of_each_event() {
+    let fixture = accounts().await;
+    let tables = "CREATE TABLE early (id bigint, CONSTRAINT once UNIQUE (id) DEFERRABLE INITIALLY IMMEDIATE);
+        CREATE TABLE late (id bigint); ALTER TABLE late ADD CONSTRAINT late_once UNIQUE (id) DEFERRABLE INITIALLY DEFERRED;
+        ALTER TABLE late ADD CONSTRAINT positive CHECK (id > 0);
+        CREATE TABLE other (id bigint, CONSTRAINT fk UNIQUE (id) DEFERRABLE INITIALLY IMMEDIATE);
+        CREATE TABLE another (id bigint REFERENCES accounts, CONSTRAINT fk FOREIGN KEY (id) REFERENCES accounts DEFERRABLE INITIALLY DEFERRED)";
+    sqlx::raw_sql(tables).execute(&fixture.pool).await.unwrap();
+    let mut taken = take_over(&fixture.target).await;
+    let run = |text: &'static str| PgOp::from(sql(text));
+    let heals = || [run("INSERT INTO late VALUES (1), (1)"), run("DELETE FROM late")];
+    let breaks = || [run("INSERT INTO late VALUES (2), (2)")];
+    let entries = vec![
+        open(1, -1),
+        all(2, heals()),
+        all(3, breaks()),
+        all(4, [run("INSERT INTO early VALUES (1), (1)"), run("DELETE FROM early")]),
+        all(5, heals()),
+    ];
+    commit(&mut taken, entries, NO_CIRCUIT).await.unwrap();
+    let dead: Vec<u64> = fixture.letters().await.into_iter().map(|(position, _)| position).collect();
+    assert_eq!(dead, [1, 3, 4], "an immediate one is checked at once, a deferred one at the end of the event");
+}

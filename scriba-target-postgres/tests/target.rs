@@ -390,16 +390,14 @@ async fn a_commit_that_the_server_refuses_is_not_in_doubt_and_the_guilty_event_i
     let fixture = fixture().await;
     sqlx::raw_sql(
         "CREATE TABLE parent (id int PRIMARY KEY); \
-         CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)",
+         CREATE TABLE child (parent int REFERENCES parent DEFERRABLE INITIALLY DEFERRED); \
+         CREATE FUNCTION defer_all() RETURNS void LANGUAGE plpgsql AS 'BEGIN SET CONSTRAINTS ALL DEFERRED; END'",
     )
     .execute(&fixture.pool)
     .await
     .unwrap();
     let mut taken = take_over(&fixture.target).await;
-    let entries = vec![
-        run(1, "DO $$ BEGIN EXECUTE 'SET CONSTRAINTS ALL DEFERRED'; END $$"),
-        run(2, "INSERT INTO child VALUES (1)"),
-    ];
+    let entries = vec![run(1, "SELECT defer_all()"), run(2, "INSERT INTO child VALUES (1)")];
     let committed = taken.committer.commit(&batch(&taken.checkpoint, entries)).await.unwrap();
     assert!(committed.isolated.unwrap().message.starts_with("committing a batch"), "it was the COMMIT that failed");
     let refused: Vec<_> = committed.refused.iter().map(|refused| refused.meta.position).collect();

@@ -58,13 +58,16 @@ async fn a_deadlock_with_another_session_is_met_by_a_replay() {
     fixture.run(format!("ALTER DATABASE {} SET deadlock_timeout = '300ms'", fixture.database.name())).await;
     let mut holder = holder(&fixture).await;
     holder.execute("SET deadlock_timeout = '60s'").await.unwrap();
-    fixture.append("a", "Statement", b"UPDATE rows SET n = n + 1 WHERE id = 2").await;
-    fixture.append("b", "Statement", b"UPDATE rows SET n = n + 1 WHERE id = 1").await;
+    // By one event, so that both rows are locked in one transaction.
+    let both = "CREATE FUNCTION both() RETURNS void LANGUAGE plpgsql AS
+        'BEGIN UPDATE rows SET n = n + 1 WHERE id = 2; UPDATE rows SET n = n + 1 WHERE id = 1; END'";
+    fixture.run(both).await;
+    fixture.append("a", "Statement", b"SELECT both()").await;
     let (recorder, scriba) = listened(&fixture, &statements(), options()).await;
     until_true(&fixture, COMMITTER_WAITS).await;
     holder.execute("UPDATE rows SET n = 200 WHERE id = 2").await.unwrap();
     holder.execute("COMMIT").await.unwrap();
-    until(&scriba, &played(), 1).await;
+    until(&scriba, &played(), 0).await;
     assert!(codes(&recorder).contains(&"40P01".to_owned()), "{:?}", codes(&recorder));
     assert_eq!(fixture.texts("SELECT n FROM rows ORDER BY id").await, ["101", "201"]);
     assert!(fixture.letters().await.is_empty());

@@ -1,0 +1,2 @@
+//! The double, started by hand.
+fn main() {}

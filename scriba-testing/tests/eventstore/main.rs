@@ -1,0 +1,1 @@
+//! The double through the published Rust client.
