@@ -12,6 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 use self::stopping::Stopping;
 use super::fruitless::Fruitless;
@@ -472,7 +473,8 @@ impl Coordinator {
         self.number += 1;
         let number = self.number;
         let (up, is_up) = oneshot::channel();
-        let task = self.runtime.spawn((self.launch)(up));
+        let span = info_span!(target: "scriba", "pipeline", number);
+        let task = self.runtime.spawn((self.launch)(up).instrument(span));
         self.pipeline = Some(task.abort_handle());
         let inbox = self.own_inbox.clone();
         self.tasks.spawn(async move {

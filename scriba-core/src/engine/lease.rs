@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{Instrument as _, info_span};
 
 use super::live::Live;
 use super::messages::{Input, LeaseNews, Order};
@@ -36,7 +37,7 @@ impl Keeper {
     pub(crate) fn spawn(&self) -> (mpsc::Sender<Order>, JoinHandle<()>) {
         let (orders, ordered) = mpsc::channel(QUEUE);
         let keeping = Keeping { keeper: self.clone(), connection: None };
-        (orders, tokio::spawn(keeping.keep(ordered)))
+        (orders, tokio::spawn(keeping.keep(ordered).instrument(info_span!(target: "scriba", "keeper"))))
     }
 
     fn patience(&self) -> Duration {

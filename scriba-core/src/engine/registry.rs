@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
+use tracing::{Instrument as _, info_span};
 
 use super::control::ControlThread;
 use super::coordinator::{Coordinator, Parts};
@@ -191,10 +192,12 @@ impl Scriba {
         halted.send_if_modified(|halted| halted.take_if(|(there, _)| *there == id).is_some());
         let ended = self.inner.ended.clone();
         let runtime = Handle::current();
-        self.inner.control.spawn(async move {
+        let span = info_span!(target: "scriba", "projection", projection = %id);
+        let tree = async move {
             let mut tasks = JoinSet::new();
             if !options.lag_interval.is_zero() {
-                tasks.spawn(lag::watch(source, Arc::clone(&live), telemetry.clone(), options.lag_interval));
+                let lag = lag::watch(source, Arc::clone(&live), telemetry.clone(), options.lag_interval);
+                tasks.spawn(lag.instrument(info_span!(target: "scriba", "lag")));
             }
             let launch = Box::new(move |up| Box::pin(Arc::clone(&setup).run(up)) as _);
             let parts = Parts {
@@ -213,7 +216,8 @@ impl Scriba {
                 tasks,
             };
             supervise(Coordinator::new(parts)).await;
-        });
+        };
+        self.inner.control.spawn(tree.instrument(span));
         Ok(())
     }
 

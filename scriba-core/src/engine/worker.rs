@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::poll;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::{Instrument as _, debug_span};
 
 use super::live::Live;
 use super::messages::{Handled, Wish};
@@ -110,7 +111,9 @@ impl<H: Handler> Worker<H> {
         // On the pipeline's own task the pipeline itself is what shows a handler that does not come back.
         let mut noted = in_own_task.then(|| self.live.attempt(meta.position));
         let mut since = in_own_task.then(Instant::now);
-        let mut call = pin!(async {
+        let (position, stream_id, attempt) = (meta.position.get(), meta.stream_id.as_str(), meta.attempt);
+        let span = debug_span!(target: "scriba", "event", position, stream_id, attempt);
+        let call = async {
             match H::Event::decode(meta.event()) {
                 // Sources that cannot filter deliver other types too; looking only here keeps it off every event's path.
                 Err(_) if unlisted::<H>(meta) => Attempt::Unlisted,
@@ -120,7 +123,8 @@ impl<H: Handler> Worker<H> {
                     Err(error) => Attempt::Failed(error),
                 },
             }
-        });
+        };
+        let mut call = pin!(call.instrument(span));
         // A handler that is ready at once never pays for a timer.
         let done = match poll!(Guarded(call.as_mut())) {
             std::task::Poll::Ready(done) => done,

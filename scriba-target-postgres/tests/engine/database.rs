@@ -59,10 +59,10 @@ async fn a_deadlock_with_another_session_is_met_by_a_replay() {
     let mut holder = holder(&fixture).await;
     holder.execute("SET deadlock_timeout = '60s'").await.unwrap();
     // By one event, so that both rows are locked in one transaction.
-    let both = "CREATE FUNCTION both() RETURNS void LANGUAGE plpgsql AS
+    let both = "CREATE FUNCTION lock_two() RETURNS void LANGUAGE plpgsql AS
         'BEGIN UPDATE rows SET n = n + 1 WHERE id = 2; UPDATE rows SET n = n + 1 WHERE id = 1; END'";
     fixture.run(both).await;
-    fixture.append("a", "Statement", b"SELECT both()").await;
+    fixture.append("a", "Statement", b"SELECT lock_two()").await;
     let (recorder, scriba) = listened(&fixture, &statements(), options()).await;
     until_true(&fixture, COMMITTER_WAITS).await;
     holder.execute("UPDATE rows SET n = 200 WHERE id = 2").await.unwrap();

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
 
 use crate::engine::reader::{self, Orders};
 use crate::event::Position;
@@ -34,7 +35,9 @@ impl Intake {
         let (orders, ordered) = watch::channel(Orders::default());
         let (pages_in, pages) = mpsc::channel(1);
         Self {
-            reader: tokio::spawn(reader::read(subscription, ordered, pages_in)),
+            reader: tokio::spawn(
+                reader::read(subscription, ordered, pages_in).instrument(info_span!(target: "scriba", "reader")),
+            ),
             orders,
             pages,
             page: 0,

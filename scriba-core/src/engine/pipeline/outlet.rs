@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
+use tracing::{Instrument as _, info_span};
 
 use crate::engine::commit::{self, Job, Written};
 use crate::engine::worker::Worker;
@@ -53,13 +54,9 @@ impl<Op: Send + Sync + 'static> Outlet<Op> {
     pub(super) fn new<H>(committer: Box<dyn Committer<Op>>, worker: &Worker<H>) -> Self {
         let (jobs, jobs_out) = mpsc::channel(1);
         let (written_in, written) = mpsc::channel(1);
-        tokio::spawn(commit::write(
-            committer,
-            jobs_out,
-            written_in,
-            worker.telemetry.clone(),
-            Arc::clone(&worker.live),
-        ));
+        let (telemetry, live) = (worker.telemetry.clone(), Arc::clone(&worker.live));
+        let writer = commit::write(committer, jobs_out, written_in, telemetry, live);
+        tokio::spawn(writer.instrument(info_span!(target: "scriba", "writer")));
         Self { jobs, written, writer: Writer::Free, writing: Writing::default() }
     }
 
