@@ -1,2 +1,0 @@
-//! The double, started by hand.
-fn main() {}

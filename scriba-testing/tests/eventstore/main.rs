@@ -1,1 +1,0 @@
-//! The double through the published Rust client.
