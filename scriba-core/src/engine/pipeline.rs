@@ -145,7 +145,8 @@ impl<H: Handler> Pipeline<H> {
                 },
                 (written, writing) = self.writer.written(), if !self.writer.is_gone() => self.note_written(written, &writing),
                 Some(handled) = self.handlers.join_next() => self.note_handled(handled),
-                page = self.source.next(), if self.ending.is_none() => self.note_page(page),
+                // A page that is held comes first: another stays with the reader meanwhile.
+                page = self.source.next(), if self.ending.is_none() && self.source.held.is_none() => self.note_page(page),
                 () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {},
             }
         }
@@ -374,6 +375,8 @@ impl<H: Handler> Pipeline<H> {
     fn halt_if_due(&mut self) {
         let oldest = self.window.oldest_open().map(|(number, _)| number);
         if let Some((_, reason)) = self.halt.take_if(|(first, _)| oldest.is_none_or(|oldest| *first <= oldest)) {
+            // A new subscription would meet the event again.
+            self.ending.take_if(|ending| matches!(ending, Exit::Restart(_)));
             self.end_with(Exit::Halt(reason));
         }
     }

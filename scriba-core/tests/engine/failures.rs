@@ -279,3 +279,20 @@ async fn a_source_that_ends_again_and_again_does_not_keep_a_slow_event_from_bein
     let slow = script.calls.lock().unwrap().iter().filter(|call| call.position == Position::new(0)).count();
     assert_eq!(slow, 1, "it is handled once");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_halts_does_so_although_its_source_ends_again_and_again() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    append(&source, "a", &Act { wait: 100_000, ..failing(Fail::Permanent) });
+    let ending = source.clone();
+    let ends = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            ending.cut();
+        }
+    });
+    let (scriba, _) = start(&source, &target, options().on_poison(OnPoison::Halt)).await;
+    let reason = halted(&scriba).await;
+    ends.abort();
+    assert_eq!(reason.position, Some(Position::new(0)));
+}

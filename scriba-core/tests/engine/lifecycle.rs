@@ -44,6 +44,25 @@ async fn a_pause_pulls_nothing_more_and_resume_goes_on_where_it_was() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn pauses_in_quick_succession_lose_no_page_that_was_under_way() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let last = (0..20_000).map(|n| append(&source, &format!("s{}", n % 50), &Act::default())).last().expect("events");
+    let (scriba, _) = start(&source, &target, options().batch_events(8)).await;
+    let mut pauses = 0;
+    while target.checkpoint(id()).is_none_or(|checkpoint| checkpoint.watermark < Some(last)) {
+        if scriba.pause(id()).await.is_ok() {
+            pauses += 1;
+            scriba.resume(id()).await.expect("paused can be resumed");
+        }
+    }
+    until(&scriba, last).await;
+    assert!(pauses > 100, "{pauses}");
+    assert_eq!(applied(&target), (0..20_000).collect::<Vec<_>>());
+    let info = scriba.info(id()).unwrap();
+    assert_eq!((info.run.delivered, info.stored.applied), (20_000, 20_000));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pause_survives_the_loss_of_the_pipeline() {
     let (source, target) = (MemorySource::new(), MemoryTarget::new());
     let (scriba, script) = start(&source, &target, options()).await;
