@@ -198,6 +198,17 @@ impl<E, O> Window<E, O> {
         self.committing = Load::default();
     }
 
+    /// Drops everything from a position on that is not taken.
+    pub(crate) fn forget_from(&mut self, position: Position) {
+        while let Some(slot) = self.slots.pop_back_if(|slot| slot.position >= position) {
+            let is_event = !matches!(slot.content, Content::Done { outcome: None, .. });
+            self.load.events -= usize::from(is_event);
+            self.load.bytes -= slot.bytes;
+        }
+        (self.done, self.writes) = (0, 0);
+        self.count_done();
+    }
+
     /// Notes that the source was told that everything up to a position is durable.
     pub(crate) fn acked(&mut self, position: Position) {
         self.dedup.acked(position);

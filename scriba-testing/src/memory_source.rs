@@ -83,6 +83,14 @@ impl MemorySource {
         self
     }
 
+    /// Subscriptions take no acks, as those of a table: they begin behind the watermark and repeat nothing. They do take them
+    /// unless this is said.
+    #[must_use]
+    pub fn without_acks(self) -> Self {
+        self.lock().without_acks = true;
+        self
+    }
+
     /// Faults by chance for every subscription from now on.
     #[must_use]
     pub fn faults(self, faults: Faults) -> Self {

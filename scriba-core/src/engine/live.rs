@@ -76,6 +76,9 @@ struct Inner {
     attempts: HashMap<Position, Instant>,
     /// Since when the pipeline calls handlers on its own task; `None` while it does not.
     calling: Option<Instant>,
+    /// The position that was called last when it was last looked, and when it was first seen there: a page takes as long as all
+    /// its handlers together, and only one that stays is stuck.
+    seen_called: Option<(Position, Instant)>,
     /// It has reached the position up to which it was to run, and has stopped there by itself.
     reached: bool,
     /// The tries to take over and subscribe that have come to nothing yet.
@@ -190,6 +193,7 @@ impl Live {
                 troubled: HashMap::new(),
                 attempts: HashMap::new(),
                 calling: None,
+                seen_called: None,
                 reached: false,
                 tries: None,
             }),
@@ -391,9 +395,14 @@ impl Live {
 
     /// The call of a handler that has been going on for longest, and for how long.
     pub(crate) fn oldest_attempt(&self) -> Option<(Position, Duration)> {
-        let inner = self.lock();
+        let mut inner = self.lock();
         let called = Position::new(self.called.load(Ordering::Relaxed));
-        let calling = inner.calling.map(|since| (called, since));
+        let now = Instant::now();
+        let calling = inner.calling.map(|since| {
+            let seen = inner.seen_called.filter(|(position, seen)| *position == called && since <= *seen);
+            seen.unwrap_or((called, now))
+        });
+        inner.seen_called = calling;
         let attempts = inner.attempts.iter().map(|(position, since)| (*position, *since)).chain(calling);
         attempts.min_by_key(|(_, since)| *since).map(|(position, since)| (position, since.elapsed()))
     }

@@ -202,13 +202,9 @@ impl<H: Handler> Pipeline<H> {
                             self.skipped(&event, SkipReason::Dedup);
                         }
                         Arrival::Late => {
-                            // It stays undelivered: the next subscription begins at the checkpoint and brings it in order.
+                            // It stays undelivered.
                             delivered -= 1;
-                            self.end_with(Exit::Restart(Trouble::source(format!(
-                                "position {} was delivered after {}: the subscription is out of order and starts again from the checkpoint",
-                                event.position,
-                                self.window.highest().map_or(0, Position::get),
-                            ))));
+                            self.end_late(event.position);
                             break;
                         }
                     }
@@ -359,6 +355,25 @@ impl<H: Handler> Pipeline<H> {
             return;
         }
         self.source.order(Demand { events: room.min(self.options.batch_events).max(1), bytes: bytes.max(1) });
+    }
+
+    /// Ends the pipeline for an event that was delivered after others of higher positions. None of those may be committed any
+    /// more: the next subscription begins at the checkpoint and brings it in order.
+    fn end_late(&mut self, position: Position) {
+        let highest = self.window.highest().map_or(0, Position::get);
+        let passed = self.checkpoint.watermark.max(self.writer.watermark());
+        // What was acked may come again, and nobody can tell it from what was never there.
+        let may_be_acked = self.source.wants_acks() && Some(position) <= self.checkpoint.watermark;
+        if Some(position) > passed || may_be_acked {
+            self.window.forget_from(position);
+            return self.end_with(Exit::Restart(Trouble::source(format!(
+                "position {position} was delivered after {highest}: the subscription is out of order and starts again from the checkpoint"
+            ))));
+        }
+        self.end_with(Exit::Halt(HaltReason::new(format!(
+            "the event was delivered after that of position {highest}, when the read model was at or beyond it already: the source has \
+             lost its order, and the event is missing in the read model; have the source mended, and rebuild under a new version"
+        )).at(position)));
     }
 
     fn halt_before(&mut self, number: u64, reason: HaltReason) {

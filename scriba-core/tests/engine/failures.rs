@@ -296,3 +296,41 @@ async fn an_event_that_halts_does_so_although_its_source_ends_again_and_again() 
     ends.abort();
     assert_eq!(reason.position, Some(Position::new(0)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_above_an_event_that_comes_late_is_committed_before_it() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    for n in 0..20 {
+        append(&source, &format!("s{n}"), &Act::default());
+    }
+    source.inject(SourceFault::Reorder);
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, Position::new(19)).await;
+    assert_eq!(applied(&target), (0..20).collect::<Vec<_>>());
+    assert_eq!(target.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_comes_when_the_read_model_is_beyond_it_halts() {
+    let (source, target) = (MemorySource::new().without_acks(), MemoryTarget::new());
+    source.append_at(Position::new(5), "a", "Act", serde_json::to_vec(&Act::default()).unwrap());
+    let (scriba, _) = start(&source, &target, options()).await;
+    until(&scriba, Position::new(5)).await;
+    source.append_late(Position::new(3), "b", "Act", serde_json::to_vec(&Act::default()).unwrap());
+    let reason = halted(&scriba).await;
+    assert_eq!(reason.position, Some(Position::new(3)));
+    assert!(reason.message.contains("lost its order"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_handlers_that_each_take_their_time_on_the_pipelines_task_are_not_taken_for_one_that_is_stuck() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let mut last = Position::new(0);
+    // Not one of those under the clock is slow, so all stay where they are.
+    for n in 0..60 {
+        last = append(&source, &format!("s{n}"), &Act { compute: if n == 0 { 0 } else { 60_000 }, ..Act::default() });
+    }
+    let (scriba, _) = start(&source, &target, options().handler_timeout(Duration::from_millis(500))).await;
+    until(&scriba, last).await;
+    assert_eq!(applied(&target).len(), 60);
+}

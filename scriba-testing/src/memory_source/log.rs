@@ -34,6 +34,7 @@ pub(super) struct Log {
     /// What it says it is, where that is not what it is.
     pub(super) pretended: Option<SourceIdentity>,
     pub(super) filters_types: bool,
+    pub(super) without_acks: bool,
     pub(super) faults: Faults,
     pub(super) script: VecDeque<SourceFault>,
     unavailable_until: Option<Instant>,

@@ -53,6 +53,10 @@ enum Step {
 
 #[async_trait]
 impl Subscription for MemorySubscription {
+    fn wants_acks(&self) -> bool {
+        !self.source.lock().without_acks
+    }
+
     async fn next(&mut self, demand: Demand) -> Result<Page, SourceError> {
         let source = self.source.clone();
         if source.hangs(SourceCall::Next) {

@@ -34,6 +34,8 @@ pub(super) struct Writing {
     pub(super) events: u64,
     /// The position of its event, where it holds a single one.
     pub(super) only: Option<Position>,
+    /// Where it leads to.
+    watermark: Option<Position>,
     /// When its last event was recorded.
     pub(super) recorded_at: Option<DateTime<Utc>>,
 }
@@ -44,6 +46,7 @@ impl Writing {
         Self {
             events: batch.entries.len() as u64,
             only: if let [Entry { meta, .. }] = &batch.entries[..] { Some(meta.position) } else { None },
+            watermark: Some(batch.advance.watermark),
             recorded_at: batch.entries.last().and_then(|entry| entry.meta.occurred_at),
         }
     }
@@ -66,6 +69,11 @@ impl<Op: Send + Sync + 'static> Outlet<Op> {
 
     pub(super) fn is_gone(&self) -> bool {
         self.writer == Writer::Gone
+    }
+
+    /// The watermark that the batch which is out leads to; `None` where none is.
+    pub(super) fn watermark(&self) -> Option<Position> {
+        self.writing.watermark
     }
 
     pub(super) fn write(&mut self, job: Job<Op>) {
