@@ -20,7 +20,7 @@ use crate::answer::in_time;
 use crate::backend::{Backend, close};
 use crate::blocker::Lookout;
 use crate::constraints::Constraints;
-use crate::custom::{self, CLEAN, Limits, Misstep, Session, Standing};
+use crate::custom::{self, Limits, Misstep, RESET, Session, Standing, TIDY};
 use crate::facts::{FactsCache, FactsError};
 use crate::fuse::{may_change_schema, plan};
 use crate::isolate::{Guilty, Suspect};
@@ -200,7 +200,8 @@ impl PgCommitter {
     /// Undoes what code of the user may have left behind for the session.
     async fn clean(&mut self, conn: &mut PgConnection) -> Result<(), TargetError> {
         if self.reset {
-            let cleaned = in_time(self.bound, conn.execute(raw_sql(CLEAN))).await;
+            let cleaned = conn.execute(raw_sql(AssertSqlSafe(format!("{RESET}{TIDY}"))));
+            let cleaned = in_time(self.bound, cleaned).await;
             cleaned.map_err(|error| target_error(&error, "undoing what code of the user left behind"))?;
             self.reset = false;
         }
@@ -351,11 +352,11 @@ impl PgCommitter {
         user_code: UserCode,
     ) -> Result<Begun<'c>, Stopped> {
         let call = checkpoint::advance_call(&self.id, advance, assumed.in_row(), &self.expected(advance))?;
-        let (mut reset, mut writes) = if self.reset { (CLEAN, " READ WRITE") } else { ("", "") };
+        let (mut reset, mut writes, mut tidy) = if self.reset { (RESET, " READ WRITE", TIDY) } else { ("", "", "") };
         if user_code == UserCode::Closures {
-            let prepared = conn.execute(raw_sql(AssertSqlSafe(format!("{CLEAN}{READ_ONLY_OUTSIDE}"))));
+            let prepared = conn.execute(raw_sql(AssertSqlSafe(format!("{RESET}{TIDY}{READ_ONLY_OUTSIDE}"))));
             in_time(self.bound, prepared).await.map_err(|error| self.not_begun(&error))?;
-            (reset, writes) = ("", " READ WRITE");
+            (reset, writes, tidy) = ("", " READ WRITE", "");
         }
         let unguarded = self.target.breaks(Switch::NoGuard) || self.target.breaks(Switch::CommitNoSmallerThan);
         let session = (user_code != UserCode::None).then(|| {
@@ -376,7 +377,8 @@ impl PgCommitter {
             format!("SET CONSTRAINTS {guard} DEFERRED; {}", session.mark())
         });
         let settings = session.as_ref().map_or_else(String::new, |session| format!("; {}", session.settings));
-        let begin = format!("{reset}{BEGIN}{writes}; {constraints}{guard}{}{settings}", self.names.substitute(&call));
+        let begin =
+            format!("{reset}{BEGIN}{writes}; {tidy}{constraints}{guard}{}{settings}", self.names.substitute(&call));
         // Identifiers in it are quoted, and so are the literals of the call.
         let begun = in_time(self.bound, conn.begin_with(AssertSqlSafe(begin))).await;
         let tx = begun.map_err(|error| self.not_begun(&error))?;

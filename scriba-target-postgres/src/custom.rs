@@ -180,9 +180,12 @@ pub(crate) const SETTINGS: &str = "\
         CASE WHEN pg_my_temp_schema() = 0 THEN 0 \
             ELSE (SELECT count(*) FROM pg_class WHERE relnamespace = pg_my_temp_schema()) END)";
 
-/// Undoes what code of the user may have left behind for the session. Prepared statements stay: sqlx believes in them.
-pub(crate) const CLEAN: &str = "RESET SESSION AUTHORIZATION; RESET ROLE; CLOSE ALL; DISCARD TEMP; UNLISTEN *; \
-    SELECT pg_advisory_unlock_all(); RESET ALL; ";
+/// Undoes what code of the user may have set for the session. Before a BEGIN that makes its transaction writable, nothing may
+/// come that takes a snapshot.
+pub(crate) const RESET: &str = "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; ";
+
+/// Undoes what else it may have left behind. Prepared statements stay: sqlx believes in them.
+pub(crate) const TIDY: &str = "CLOSE ALL; DISCARD TEMP; UNLISTEN *; SELECT pg_advisory_unlock_all(); ";
 
 /// Set at the begin of transactions with code of the user, and gone with the transaction.
 const BATCH_SETTING: &str = "scriba.batch";
@@ -197,7 +200,7 @@ impl Session {
 
     /// The statements that bring it back to how it stood at the begin of the transaction.
     pub(crate) fn restore(&self) -> String {
-        format!("{CLEAN}{}{}", self.mark(), self.settings)
+        format!("{RESET}{TIDY}{}{}", self.mark(), self.settings)
     }
 }
 

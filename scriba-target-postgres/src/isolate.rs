@@ -125,6 +125,11 @@ impl PgCommitter {
             }
         }
         self.finish(begun, batch, account).await.map_err(|stopped| match stopped {
+            Stopped::Suspect(suspect) if batch.entries.len() == 1 => {
+                // What its check does not reach, such as a constraint in a schema that this role may not use.
+                let position = batch.entries.first().map(|entry| entry.meta.position);
+                Stopped::Suspect(Suspect::Lost(TargetError { position, ..suspect.into_error() }))
+            }
             Stopped::Suspect(suspect) => {
                 // Somebody else has changed what was checked at the end of each event; the next try finds the event.
                 self.constraints = None;

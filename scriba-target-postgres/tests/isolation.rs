@@ -664,6 +664,10 @@ async fn where_all_closures_failed_the_session_can_be_written_again() {
     commit(&mut taken, vec![fails], NO_CIRCUIT).await.unwrap();
     taken.committer.store_replay_position(Some(Position::new(1))).await.unwrap();
     taken.committer.store_event_types(None).await.unwrap();
+    let fails = closure(2, |_| Box::pin(async { Err(CustomError::new("no", "good")) }));
+    commit(&mut taken, vec![fails], NO_CIRCUIT).await.unwrap();
+    commit(&mut taken, vec![open(3, 1), open(4, 1)], NO_CIRCUIT).await.unwrap();
+    assert_eq!(fixture.ids("accounts").await, [3, 4]);
 }
 
 #[tokio::test]
@@ -707,4 +711,22 @@ async fn constraints_of_one_name_are_checked_at_the_end_of_each_event() {
     commit(&mut taken, entries, NO_CIRCUIT).await.unwrap();
     let dead: Vec<u64> = fixture.letters().await.into_iter().map(|(position, _)| position).collect();
     assert_eq!(dead, [1, 3, 4], "an immediate one is checked at once, a deferred one at the end of the event");
+}
+
+#[tokio::test]
+async fn an_event_alone_that_only_commit_finds_guilty_is_a_dead_letter() {
+    let fixture = accounts().await;
+    let mut taken = take_over(&fixture.target).await;
+    // A constraint that was not there when the names were read.
+    let breaks =
+        "CREATE TABLE fresh (id bigint UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO fresh VALUES (1), (1)";
+    commit(&mut taken, vec![executes(1, "SELECT 1")], NO_CIRCUIT).await.unwrap();
+    let result = commit(&mut taken, vec![executes(2, breaks), open(3, 1)], NO_CIRCUIT).await;
+    let Err(CommitError::Failed(error)) = result else { panic!("{result:?}") };
+    assert_eq!(error.class, FailureClass::TransientStatement, "half of the batch is tried next");
+    let mut taken = take_over(&fixture.target).await;
+    commit(&mut taken, vec![executes(2, breaks)], NO_CIRCUIT).await.unwrap();
+    commit(&mut taken, vec![open(3, 1)], NO_CIRCUIT).await.unwrap();
+    assert_eq!(fixture.letters().await, [(2, "commit:23505 (unique_violation)".to_owned())]);
+    assert_eq!(fixture.ids("accounts").await, [3]);
 }
