@@ -73,6 +73,8 @@ pub(super) struct Pipeline<H: Handler> {
     heavy: bool,
 
     source: Intake,
+    /// The source delivers again what was not acked.
+    wants_acks: bool,
     writer: Outlet<H::Op>,
     /// Since when there is something done that was not offered for commit, being nothing but skips.
     skips_since: Option<Instant>,
@@ -101,6 +103,7 @@ impl<H: Handler> Pipeline<H> {
         Self {
             id,
             target,
+            wants_acks: taken.subscription.wants_acks(),
             source: Intake::new(taken.subscription, reached),
             writer: Outlet::new(taken.committer, &worker),
             options: Arc::clone(&worker.options),
@@ -363,7 +366,7 @@ impl<H: Handler> Pipeline<H> {
         let highest = self.window.highest().map_or(0, Position::get);
         let passed = self.checkpoint.watermark.max(self.writer.watermark());
         // What was acked may come again, and nobody can tell it from what was never there.
-        let may_be_acked = self.source.wants_acks() && Some(position) <= self.checkpoint.watermark;
+        let may_be_acked = self.wants_acks && Some(position) <= self.checkpoint.watermark;
         if Some(position) > passed || may_be_acked {
             self.window.forget_from(position);
             return self.end_with(Exit::Restart(Trouble::source(format!(

@@ -46,7 +46,10 @@ async fn a_pause_pulls_nothing_more_and_resume_goes_on_where_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn pauses_in_quick_succession_lose_no_page_that_was_under_way() {
     let (source, target) = (MemorySource::new(), MemoryTarget::new());
-    let last = (0..20_000).map(|n| append(&source, &format!("s{}", n % 50), &Act::default())).last().expect("events");
+    let mut last = Position::new(0);
+    for n in 0..20_000 {
+        last = append(&source, &format!("s{}", n % 50), &Act::default());
+    }
     let (scriba, _) = start(&source, &target, options().batch_events(8)).await;
     let mut pauses = 0;
     while target.checkpoint(id()).is_none_or(|checkpoint| checkpoint.watermark < Some(last)) {

@@ -12,7 +12,6 @@ use crate::event::Position;
 use crate::source::{Demand, Page, SourceError, Subscription};
 
 pub(super) struct Intake {
-    wants_acks: bool,
     reader: JoinHandle<()>,
     orders: watch::Sender<Orders>,
     pages: mpsc::Receiver<Result<Page, SourceError>>,
@@ -36,7 +35,6 @@ impl Intake {
         let (orders, ordered) = watch::channel(Orders::default());
         let (pages_in, pages) = mpsc::channel(1);
         Self {
-            wants_acks: subscription.wants_acks(),
             reader: tokio::spawn(
                 reader::read(subscription, ordered, pages_in).instrument(info_span!(target: "scriba", "reader")),
             ),
@@ -57,11 +55,6 @@ impl Intake {
         let page = self.pages.recv().await;
         self.ordered = false;
         page
-    }
-
-    /// Whether the source delivers again what was not acked.
-    pub(super) fn wants_acks(&self) -> bool {
-        self.wants_acks
     }
 
     pub(super) fn is_ordered(&self) -> bool {
