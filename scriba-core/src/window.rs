@@ -198,8 +198,9 @@ impl<E, O> Window<E, O> {
         self.committing = Load::default();
     }
 
-    /// Drops everything from a position on that is not taken.
-    pub(crate) fn forget_from(&mut self, position: Position) {
+    /// Drops everything from a position on that is not taken, and answers how many events that were.
+    pub(crate) fn forget_from(&mut self, position: Position) -> usize {
+        let before = self.load.events;
         while let Some(slot) = self.slots.pop_back_if(|slot| slot.position >= position) {
             let is_event = !matches!(slot.content, Content::Done { outcome: None, .. });
             self.load.events -= usize::from(is_event);
@@ -207,6 +208,7 @@ impl<E, O> Window<E, O> {
         }
         (self.done, self.writes) = (0, 0);
         self.count_done();
+        before - self.load.events
     }
 
     /// Notes that the source was told that everything up to a position is durable.
@@ -331,6 +333,29 @@ mod tests {
 
     fn at(position: u64) -> Position {
         Position::new(position)
+    }
+
+    #[test]
+    fn what_stands_at_or_above_a_late_position_is_forgotten_and_what_stands_below_can_still_be_taken() {
+        let mut window: Window<(), u64> = Window::new(None);
+        for position in [1, 4, 6, 9] {
+            assert_eq!(window.arrive(Position::new(position)), Arrival::New);
+            window.admit_running(Position::new(position), 10);
+        }
+        window.progress(Position::new(12));
+        for number in [0, 2, 3] {
+            window.complete(number, number, 5, true);
+        }
+        assert_eq!(window.arrive(Position::new(5)), Arrival::Late);
+        assert_eq!(window.forget_from(Position::new(5)), 2);
+        assert_eq!(window.load(), Load { events: 2, bytes: 25 });
+        // A result that comes afterwards is of no use.
+        window.complete(2, 2, 5, true);
+        window.complete(1, 1, 5, true);
+        let taken = window.take(Load { events: 9, bytes: 1_000 }).expect("two are done");
+        assert_eq!(taken, Prefix { outcomes: vec![0, 1], watermark: Position::new(4) });
+        window.committed();
+        assert_eq!((window.load(), window.done(), window.has_writes()), (Load::default(), 0, false));
     }
 
     #[test]

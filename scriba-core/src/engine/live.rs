@@ -432,6 +432,11 @@ impl Live {
         self.watermark.send_replace(None);
     }
 
+    /// Notes that events were dropped from the window: the source delivers them again.
+    pub(crate) fn thrown_away(&self, events: u64) {
+        self.lock().run.thrown_away += events;
+    }
+
     /// Notes that the pipeline is gone, and with it what was in its window.
     pub(crate) fn pipeline_lost(&self) {
         let mut inner = self.lock();

@@ -368,7 +368,8 @@ impl<H: Handler> Pipeline<H> {
         // What was acked may come again, and nobody can tell it from what was never there.
         let may_be_acked = self.wants_acks && Some(position) <= self.checkpoint.watermark;
         if Some(position) > passed || may_be_acked {
-            self.window.forget_from(position);
+            let dropped = self.window.forget_from(position);
+            self.live.thrown_away(dropped as u64);
             return self.end_with(Exit::Restart(Trouble::source(format!(
                 "position {position} was delivered after {highest}: the subscription is out of order and starts again from the checkpoint"
             ))));

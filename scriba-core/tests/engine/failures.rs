@@ -308,6 +308,8 @@ async fn nothing_above_an_event_that_comes_late_is_committed_before_it() {
     until(&scriba, Position::new(19)).await;
     assert_eq!(applied(&target), (0..20).collect::<Vec<_>>());
     assert_eq!(target.violations(), Vec::<String>::new());
+    let run = scriba.info(id()).unwrap().run;
+    assert_eq!(run.delivered, run.applied + run.deduplicated + run.thrown_away, "{run:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
