@@ -160,7 +160,7 @@ async fn events_that_do_not_rise_and_failures_of_the_target_commit_nothing() {
         matches!(error, ProjectError::Position { position, before } if (position, before) == (at(4), at(4))),
         "{error}"
     );
-    target.fail(TargetStep::Apply, 1, TargetFault::Integrity);
+    target.fail(TargetStep::Apply, 1, TargetFault::Structural);
     let error = project(&Balances, &target, [deposited(1)]).await.unwrap_err();
     assert!(matches!(error, ProjectError::Commit(_)), "{error}");
     target.fail(TargetStep::TakeOver, 1, TargetFault::Structural);
