@@ -8,11 +8,15 @@
 //! - [`MemorySource`] and [`MemoryTarget`] stand in for log and database under a real engine, and fail when told to;
 //! - [`Recorder`] keeps all that the engine reports, to wait for and to look at.
 //!
+//! With the cargo feature `eventstore`, `eventstore` has a double of EventStoreDB and KurrentDB that speaks their protocol.
+//!
 //! For authors of adapters, [`conformance`] has a suite that every source passes, and one that every target does.
 //!
 //! Each says what it does not simulate. What Postgres itself does (constraints, locks, types) is seen on Postgres only.
 
 pub mod conformance;
+#[cfg(feature = "eventstore")]
+pub mod eventstore;
 mod handlers;
 mod memory_source;
 mod memory_target;
