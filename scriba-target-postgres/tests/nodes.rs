@@ -148,13 +148,14 @@ impl Observer for Told {
     }
 }
 
+/// Set in the process that is frozen, which runs the test that freezes it.
 const DATABASE: &str = "SCRIBA_TEST_NODE_DATABASE";
+const FREEZES: &str =
+    "a_node_that_is_frozen_inside_its_transaction_is_taken_over_from_in_time_and_stands_by_when_it_wakes_up";
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "the process that another test freezes"]
-async fn a_node() {
-    let Ok(url) = env::var(DATABASE) else { return };
-    let pool = PgPool::connect(&url).await.unwrap();
+/// The process that is frozen.
+async fn be_the_node(url: &str) {
+    let pool = PgPool::connect(url).await.unwrap();
     let scriba = Scriba::with_observers([Arc::new(Told) as Arc<dyn Observer>]);
     scriba.start(Freezing, log(&pool), PgTarget::new(pool.clone()), options(LEASE)).await.expect("it starts");
     let mut told = None;
@@ -178,7 +179,7 @@ struct Node {
 impl Node {
     fn start(fixture: &Fixture) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "a_node", "--ignored", "--nocapture"])
+            .args(["--exact", FREEZES, "--nocapture"])
             .env(DATABASE, fixture.database.url())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -215,6 +216,9 @@ impl Node {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_frozen_inside_its_transaction_is_taken_over_from_in_time_and_stands_by_when_it_wakes_up() {
+    if let Ok(url) = env::var(DATABASE) {
+        return be_the_node(&url).await;
+    }
     let fixture = fixture().await;
     let tables = "CREATE TABLE events (
             position bigint GENERATED ALWAYS AS IDENTITY (MINVALUE 0 START 0) PRIMARY KEY,

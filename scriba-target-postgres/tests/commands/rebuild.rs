@@ -85,9 +85,8 @@ async fn program(url: &str) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Does nothing but in a child process.
-#[tokio::test(flavor = "multi_thread")]
-async fn rebuilding_program() {
+/// In the child process of a test, the test is the program, and ends with it.
+async fn be_the_program_in_a_child() {
     let Ok(url) = std::env::var(CHILD) else { return };
     // What the standard library makes of a `main` that returns this.
     let code = match program(&url).await {
@@ -101,9 +100,9 @@ async fn rebuilding_program() {
 }
 
 /// The program in a process of its own.
-fn child(fixture: &Fixture) -> Command {
+fn child(fixture: &Fixture, test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "rebuild::rebuilding_program", "--nocapture"]).env(CHILD, fixture.database.url());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, fixture.database.url());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
@@ -130,9 +129,11 @@ async fn a_rebuild_with_no_events_is_done_at_once_caught_up_empty() {
 /// F2.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rebuild_killed_at_60_percent_resumes_at_59_or_above() {
+    be_the_program_in_a_child().await;
     let fixture = fixture().await;
     let source = log(&fixture, EVENTS).await;
-    let mut child = child(&fixture).spawn().unwrap();
+    let test = "rebuild::a_rebuild_killed_at_60_percent_resumes_at_59_or_above";
+    let mut child = child(&fixture, test).spawn().unwrap();
     let begun = Instant::now();
     let reached = loop {
         let stored = fixture.target.stored(&id()).await.unwrap();
@@ -160,10 +161,12 @@ async fn a_rebuild_killed_at_60_percent_resumes_at_59_or_above() {
 /// F4.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rebuild_that_fails_ends_its_program_with_an_exit_code_the_error_and_its_position() {
+    be_the_program_in_a_child().await;
+    let test = "rebuild::a_rebuild_that_fails_ends_its_program_with_an_exit_code_the_error_and_its_position";
     let fixture = fixture().await;
     log(&fixture, 50).await;
     sqlx::raw_sql("UPDATE events SET data = 'bad' WHERE position = 17").execute(&fixture.pool).await.unwrap();
-    let output = child(&fixture).output().unwrap();
+    let output = child(&fixture, test).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{errors}");
     let error = errors.lines().find(|line| line.starts_with("Error: ")).unwrap_or_else(|| panic!("{errors}"));
@@ -171,7 +174,7 @@ async fn a_rebuild_that_fails_ends_its_program_with_an_exit_code_the_error_and_i
     assert!(error.ends_with("(position 17)"), "{error}");
 
     sqlx::raw_sql("UPDATE events SET data = 'x' WHERE position = 17").execute(&fixture.pool).await.unwrap();
-    let output = child(&fixture).output().unwrap();
+    let output = child(&fixture, test).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     seen_once_each(&fixture, 49).await;
 }
