@@ -26,6 +26,8 @@ pub struct SubscribeRequest {
     pub after: Option<Position>,
     /// Only these event types; `None` for all. A source that cannot filter delivers them all.
     pub event_types: Option<&'static [&'static str]>,
+    /// Events that the engine may have taken and not acked: a server that waits for acks has to let out more than that.
+    pub in_flight: usize,
     /// Where the source reports what it meets, such as gaps.
     pub telemetry: Telemetry,
 }
@@ -84,7 +86,26 @@ pub trait Source: Send + Sync + 'static {
     async fn identity(&self) -> Result<SourceIdentity, SourceError>;
 
     /// Starts to deliver everything above `request.after`.
+    ///
+    /// # Errors
+    /// [`SourceError::Held`] where only one subscriber is let in, and another is.
     async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError>;
+
+    /// Whether the server lets only one subscriber in for each projection. Then [`Source::claim`] is asked before a checkpoint is
+    /// taken over, and who has the place may take the lease from a holder that lost it.
+    fn admits_one(&self) -> bool {
+        false
+    }
+
+    /// Asks for the only place there is for a projection, and keeps it until what is returned is dropped. `None` where the server keeps
+    /// nothing for the projection yet: whoever holds the lease subscribes and has it made.
+    ///
+    /// # Errors
+    /// [`SourceError::Held`] where another has the place.
+    async fn claim(&self, id: &ProjectionId, in_flight: usize) -> Result<Option<Box<dyn Place>>, SourceError> {
+        let _ = (id, in_flight);
+        Ok(None)
+    }
 
     /// Opens a way of asking the source questions that shares no connection with subscriptions. It is
     /// called and used on the engine's control thread.
@@ -107,6 +128,14 @@ pub trait Source: Send + Sync + 'static {
         }
         Ok(())
     }
+}
+
+/// The only place of a subscriber that there is for a projection.
+#[async_trait]
+pub trait Place: Send {
+    /// Starts to deliver everything above `request.after`. A server that keeps the position decides where it really begins: the
+    /// source has to notice when it begins higher.
+    async fn subscribe(self: Box<Self>, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError>;
 }
 
 /// One delivery of events from a point on.
@@ -203,6 +232,12 @@ pub enum SourceError {
         /// Found, wanted, and what to do.
         message: String,
     },
+    /// Only one subscriber is let in, and another is: the projection stands by and asks again.
+    #[error("held by {holder}")]
+    Held {
+        /// Who, for people.
+        holder: String,
+    },
     /// It cannot know its head.
     #[error("this source does not know its head")]
     NoHead,
@@ -217,6 +252,11 @@ impl SourceError {
     /// The subscription ended.
     pub fn ended(message: impl fmt::Display) -> Self {
         Self::Ended { message: message.to_string() }
+    }
+
+    /// Another subscriber is let in.
+    pub fn held(holder: impl fmt::Display) -> Self {
+        Self::Held { holder: holder.to_string() }
     }
 
     /// It cannot be used.
@@ -237,6 +277,14 @@ impl<S: Source + ?Sized> Source for Arc<S> {
 
     async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError> {
         (**self).subscribe(request).await
+    }
+
+    fn admits_one(&self) -> bool {
+        (**self).admits_one()
+    }
+
+    async fn claim(&self, id: &ProjectionId, in_flight: usize) -> Result<Option<Box<dyn Place>>, SourceError> {
+        (**self).claim(id, in_flight).await
     }
 
     async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError> {

@@ -92,7 +92,8 @@ impl<H: Handler> Setup<H> {
         self.same_store(&checkpoint).await?;
         self.same_types(&checkpoint, taken.committer.as_mut()).await?;
         let after = checkpoint.watermark;
-        let request = SubscribeRequest { after, event_types, telemetry: self.telemetry.clone() };
+        let (in_flight, telemetry) = (self.options.in_flight_events, self.telemetry.clone());
+        let request = SubscribeRequest { after, event_types, in_flight, telemetry };
         let subscription = answered(self.source.subscribe(request)).await?;
         let (attempts, waited) = self.live.subscribed();
         self.telemetry.subscribed(&Subscribed { after, attempts, waited });

@@ -91,6 +91,7 @@ impl Exit {
             }
             SourceError::Ended { message } => Self::Restart(Trouble::source(message)),
             SourceError::Unusable { message } => Self::Halt(HaltReason::new(message)),
+            SourceError::Held { holder } => Self::Held { holder },
             SourceError::NoHead => Self::Halt(HaltReason::new(format!(
                 "{}: start_from \"now\" needs one; start from a position instead",
                 SourceError::NoHead

@@ -143,7 +143,7 @@ impl Reader {
     ) -> Result<Self, SourceError> {
         let reports = Arc::new(Reports::default());
         let telemetry = Telemetry::new(ProjectionId::new("reader", 1), vec![reports.clone()]);
-        let request = SubscribeRequest { after: after.map(Position::new), event_types, telemetry };
+        let request = SubscribeRequest { after: after.map(Position::new), event_types, in_flight: 1_000, telemetry };
         let subscription = log.subscribe(request).await?;
         Ok(Self { subscription, reports, events: Vec::new(), progress: None, caught_up: false })
     }

@@ -31,7 +31,9 @@ async fn subscribe_to(
     event_types: Option<&'static [&'static str]>,
 ) -> Result<Box<dyn Subscription>, SourceError> {
     let telemetry = Telemetry::new(ProjectionId::from("counts"), Vec::new());
-    source.subscribe(SubscribeRequest { after: after.map(Position::new), event_types, telemetry }).await
+    source
+        .subscribe(SubscribeRequest { after: after.map(Position::new), event_types, in_flight: 1_000, telemetry })
+        .await
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,6 +14,8 @@ use crate::conformance::wait::{PATIENCE, WATCH, answer, give_up_after};
 
 /// Pages with nothing in them after which a rule does not go on; one that is strict about them is a rule of its own.
 const ENDLESS: usize = 10_000;
+/// More than any rule leaves without an ack.
+const IN_FLIGHT: usize = 10_000;
 /// More than any rule appends.
 pub(super) const PLENTY: Demand = Demand { events: 10_000, bytes: 1 << 30 };
 
@@ -64,7 +66,8 @@ fn request_of(
     after: Option<Position>,
     event_types: Option<&'static [&'static str]>,
 ) -> SubscribeRequest {
-    SubscribeRequest { after, event_types, telemetry: Telemetry::new(ProjectionId::from(projection), Vec::new()) }
+    let telemetry = Telemetry::new(ProjectionId::from(projection), Vec::new());
+    SubscribeRequest { after, event_types, in_flight: IN_FLIGHT, telemetry }
 }
 
 /// A subscription, and what it delivered so far.

@@ -1,0 +1,3 @@
+//! EventStoreDB and KurrentDB as sources of Scriba.
+
+mod client;
