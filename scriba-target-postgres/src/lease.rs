@@ -32,6 +32,14 @@ const TAKE: &str = "\
         DELETE FROM scriba_standbys WHERE name = $1 AND version = $2 AND owner = $3 AND EXISTS (SELECT FROM taken)) \
     SELECT taken FROM taken";
 
+/// Whoever holds it.
+const SEIZE: &str = "\
+    WITH ended AS (DELETE FROM scriba_standbys WHERE name = $1 AND version = $2 AND owner = $3) \
+    INSERT INTO scriba_leases (name, version, owner, holder, expires_at) \
+    VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5)) \
+    ON CONFLICT (name, version) DO UPDATE \
+    SET owner = excluded.owner, holder = excluded.holder, expires_at = clock_timestamp() + make_interval(secs => $5)";
+
 /// Notes that the asker stands by, forgets those that have not asked for long, and answers who holds the lease.
 const STAND_BY: &str = "\
     WITH noted AS ( \
@@ -131,6 +139,17 @@ pub(crate) struct PgControl {
 impl Control for PgControl {
     async fn lease(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<LeaseAnswer, TargetError> {
         answered("asking for the lease", take(&mut self.conn, &self.names, id, owner, ttl)).await
+    }
+
+    async fn seize(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<(), TargetError> {
+        let seize = sqlx::query(self.names.sql(SEIZE))
+            .bind(&id.name)
+            .bind(i64::from(id.version))
+            .bind(&owner.id)
+            .bind(storable(&owner.description))
+            .bind(ttl.as_secs_f64())
+            .execute(&mut self.conn);
+        answered("taking the lease from its holder", seize).await.map(drop)
     }
 
     async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError> {

@@ -2,6 +2,7 @@
 
 mod faults;
 mod log;
+mod seat;
 mod subscription;
 
 use std::future::pending;
@@ -11,7 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use scriba_core::source::{Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription};
+use scriba_core::source::{
+    Place, Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription,
+};
 use scriba_core::{EventType, Position, ProjectionId, RecordedEvent, StreamId};
 use serde::Serialize;
 use tokio::sync::Notify;
@@ -20,6 +23,7 @@ pub use self::faults::{FaultCounts, Faults, SourceCall, SourceFault};
 pub use self::log::HeldAppend;
 pub(crate) use self::log::recorded;
 use self::log::{Log, MemoryInspector};
+use self::seat::Seat;
 use self::subscription::MemorySubscription;
 
 /// An event log in memory. Clones share the log, so a test keeps one to append to and gives the other away.
@@ -34,7 +38,6 @@ use self::subscription::MemorySubscription;
 ///
 /// # What it does not simulate
 ///
-/// - a limit on the number of subscribers, and one that takes the subscription from another;
 /// - an error of its own after so many deliveries of an event, and an event that the server parks;
 /// - the cost, the buffers and the order of answers of a network: a page is read and handed out in one step, so nothing is
 ///   lost or delivered twice by a connection that breaks in the middle of an answer;
@@ -88,6 +91,14 @@ impl MemorySource {
     #[must_use]
     pub fn without_acks(self) -> Self {
         self.lock().without_acks = true;
+        self
+    }
+
+    /// Lets one subscriber of each projection in at a time, as a server does with a subscription group that is made by the first
+    /// subscription.
+    #[must_use]
+    pub fn admits_one_subscriber(self) -> Self {
+        self.lock().admits_one = true;
         self
     }
 
@@ -221,6 +232,7 @@ impl MemorySource {
     pub fn cut(&self) {
         let mut log = self.lock();
         log.cuts += 1;
+        log.places.values_mut().for_each(|place| *place = None);
         self.changed(log);
     }
 
@@ -257,6 +269,15 @@ impl MemorySource {
     /// Forgets all acks, so that a projection that begins anew is delivered everything.
     pub fn forget_acks(&self) {
         self.lock().acked.clear();
+    }
+
+    /// Forgets what a projection has acked and that it ever subscribed, as when its group is deleted: its subscription ends.
+    pub fn delete_group(&self, id: impl Into<ProjectionId>) {
+        let (mut log, id) = (self.lock(), id.into());
+        log.acked.remove(&id);
+        log.places.remove(&id);
+        log.cuts += 1;
+        self.changed(log);
     }
 
     /// Subscriptions opened so far.
@@ -305,8 +326,26 @@ impl Source for MemorySource {
         if self.hangs(SourceCall::Subscribe) {
             pending::<()>().await;
         }
-        let subscription = MemorySubscription::open(self.clone(), &mut self.lock(), &request)?;
+        let mut log = self.lock();
+        let mut subscription = MemorySubscription::open(self.clone(), &mut log, &request)?;
+        if log.admits_one {
+            subscription.seat = Some(Seat::take(self, &mut log, request.telemetry.id())?);
+        }
         Ok(Box::new(subscription))
+    }
+
+    fn admits_one(&self) -> bool {
+        self.lock().admits_one
+    }
+
+    async fn claim(&self, id: &ProjectionId, _in_flight: usize) -> Result<Option<Box<dyn Place>>, SourceError> {
+        let mut log = self.lock();
+        log.reachable()?;
+        if !log.admits_one || !log.places.contains_key(id) {
+            return Ok(None);
+        }
+        let seat = Seat::take(self, &mut log, id)?;
+        Ok(Some(Box::new(seat)))
     }
 
     async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError> {
@@ -322,6 +361,7 @@ impl Source for MemorySource {
         let mut log = self.lock();
         log.reachable()?;
         log.acked.remove(id);
+        log.places.remove(id);
         Ok(())
     }
 }

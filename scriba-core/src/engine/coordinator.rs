@@ -18,7 +18,7 @@ use self::stopping::Stopping;
 use super::fruitless::Fruitless;
 use super::lease::Keeper;
 use super::live::Live;
-use super::messages::{Command, Input, LeaseNews, Order, Reply, Up, Wish};
+use super::messages::{Command, Input, LeaseNews, Order, Reply, Standing, Way, Wish};
 use super::panic::message_of;
 use super::setup::exit_of;
 use super::trouble::{Exit, Trouble};
@@ -30,7 +30,7 @@ use crate::projection::ProjectionId;
 use crate::retry::Backoff;
 #[cfg(feature = "test-switches")]
 use crate::switches::Switches;
-use crate::target::LeaseAnswer;
+use crate::target::{LeaseAnswer, TargetError};
 use crate::telemetry::{
     BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Resumed, Standby, Started, StopReason, Telemetry,
 };
@@ -48,8 +48,8 @@ const LOOKS_EVERY: Duration = Duration::from_secs(1);
 /// A pipeline that has been up for so long and has nothing to do gets on as well as one that commits.
 const QUIET_FOR: Duration = Duration::from_secs(1);
 
-/// Makes a pipeline: the future is spawned on the user's runtime and tells through the sender when it is up.
-pub(crate) type Launch = Box<dyn Fn(Up) -> Pin<Box<dyn Future<Output = Exit> + Send>> + Send>;
+/// Makes a pipeline: the future is spawned on the user's runtime and tells along the way when it is up.
+pub(crate) type Launch = Box<dyn Fn(Way) -> Pin<Box<dyn Future<Output = Exit> + Send>> + Send>;
 
 pub(crate) struct Coordinator {
     id: ProjectionId,
@@ -59,6 +59,8 @@ pub(crate) struct Coordinator {
     /// Where pipelines run.
     runtime: Handle,
     launch: Launch,
+    /// The source admits one subscriber: a standby asks there too.
+    admits_one: bool,
     wish: watch::Sender<Wish>,
     /// What each keeper is made from.
     lease: Keeper,
@@ -86,6 +88,8 @@ pub(crate) struct Coordinator {
     /// Since when the present pipeline is up.
     up_since: Option<Instant>,
     backoff: Backoff,
+    /// A pipeline that was granted the place at the source waits for the lease.
+    seizing: Option<oneshot::Sender<()>>,
     /// Ends of pipelines with nothing committed between them.
     fruitless: Fruitless,
     standby_attempts: u32,
@@ -100,6 +104,7 @@ pub(crate) struct Parts {
     pub(crate) live: Arc<Live>,
     pub(crate) runtime: Handle,
     pub(crate) launch: Launch,
+    pub(crate) admits_one: bool,
     pub(crate) wish: watch::Sender<Wish>,
     pub(crate) lease: Keeper,
     pub(crate) inbox: mpsc::Receiver<Input>,
@@ -119,6 +124,7 @@ impl Coordinator {
             live,
             runtime,
             launch,
+            admits_one,
             wish,
             lease,
             inbox,
@@ -135,6 +141,7 @@ impl Coordinator {
             live,
             runtime,
             launch,
+            admits_one,
             wish,
             lease,
             keeper,
@@ -151,6 +158,7 @@ impl Coordinator {
             look_at: Instant::now() + LOOKS_EVERY,
             up_since: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
+            seizing: None,
             fruitless: Fruitless::default(),
             standby_attempts: 0,
             stopping: None,
@@ -225,13 +233,15 @@ impl Coordinator {
         match input {
             Input::Command(command, reply) => self.command(command, reply),
             Input::Lease(LeaseNews::Answer(answer)) => match answer {
-                Ok(LeaseAnswer::Held) => self.launch(),
+                Ok(LeaseAnswer::Held) => self.launch(None),
+                Ok(LeaseAnswer::HeldBy { holder, .. }) if self.admits_one => self.launch(Some(holder)),
                 Ok(LeaseAnswer::HeldBy { holder, expires_in }) => self.note_holder(&holder, expires_in),
                 Err(error) => {
                     let exit = Exit::from_target(error);
                     self.note_exit(exit);
                 }
             },
+            Input::Lease(LeaseNews::Seized(answer)) => self.note_seized(answer),
             Input::Lease(LeaseNews::Lost { holder }) => {
                 self.give_up_pipeline();
                 self.lose_ownership(&holder);
@@ -242,14 +252,19 @@ impl Coordinator {
                 // A pipeline that is gone has its exit on the way.
                 let _ = heard.send(());
             }
+            Input::Granted(number, seized) if number == self.number && self.stopping.is_none() => {
+                self.seizing = Some(seized);
+                self.order(Order::Seize);
+            }
             Input::Exited(number, exit) if number == self.number => {
                 self.pipeline = None;
+                self.seizing = None;
                 self.up_since = None;
                 self.live.pipeline_lost();
                 self.note_exit(exit);
             }
             // Of a pipeline that was given up.
-            Input::Up(..) | Input::Exited(..) => {}
+            Input::Up(..) | Input::Granted(..) | Input::Exited(..) => {}
         }
     }
 
@@ -325,6 +340,7 @@ impl Coordinator {
             return;
         }
         self.up_since = Some(Instant::now());
+        self.end_standby();
         let paused = *self.wish.borrow() == Wish::Pause;
         if let Some(next) = next(self.live.state(), Step::Up, paused) {
             self.enter(next);
@@ -357,6 +373,7 @@ impl Coordinator {
         }
         match exit {
             Exit::Halt(reason) => self.halt(reason),
+            Exit::Restart(trouble) if self.live.role() == Role::Standby => self.ask_later(&trouble),
             Exit::Restart(trouble) => self.restart(trouble),
             Exit::Held { holder } => self.note_holder(&holder, STANDBY_ASKS_EVERY),
             Exit::OwnershipLost { by } => self.lose_ownership(&by),
@@ -395,6 +412,12 @@ impl Coordinator {
         }
         self.step(Step::Lost);
         self.retry_at = Some(Instant::now() + wait);
+    }
+
+    /// A standby could not ask the source for its place. Whoever projects has its own view of that.
+    fn ask_later(&mut self, trouble: &Trouble) {
+        tracing::warn!(target: "scriba", projection = %self.id, error = %trouble.message, "a standby could not ask the source for its place");
+        self.retry_at = Some(Instant::now() + STANDBY_ASKS_EVERY.max(self.backoff.next_wait()));
     }
 
     fn report_batch(&self, trouble: &Trouble, next: BatchNext) {
@@ -461,23 +484,29 @@ impl Coordinator {
         }
     }
 
-    fn launch(&mut self) {
+    /// Launches a pipeline: where another holds the lease, one that stands by until the source grants it the place.
+    fn launch(&mut self, holder: Option<String>) {
         if self.stopping.is_some() || self.pipeline.is_some() || self.live.state() == State::Halted {
             return;
         }
-        if self.live.role() == Role::Standby {
-            self.live.set_role(Role::Active, None);
-            self.standby_attempts = 0;
-            self.step(Step::Lost);
+        // Where the source has the last word it is still a standby, until it has the place.
+        if !self.admits_one {
+            self.end_standby();
         }
         self.number += 1;
         let number = self.number;
         let (up, is_up) = oneshot::channel();
+        let (granted, is_granted) = oneshot::channel();
+        let standby = holder.map(|holder| Standing { holder, granted });
         let span = info_span!(target: "scriba", "pipeline", number);
-        let task = self.runtime.spawn((self.launch)(up).instrument(span));
+        let task = self.runtime.spawn((self.launch)(Way { up, standby }).instrument(span));
         self.pipeline = Some(task.abort_handle());
         let inbox = self.own_inbox.clone();
         self.tasks.spawn(async move {
+            // A sender that is dropped means that nothing was granted, or that nothing had to be.
+            if let Ok(seized) = is_granted.await {
+                let _ = inbox.send(Input::Granted(number, seized)).await;
+            }
             // A coordinator that is gone does not want to know; a sender that is dropped means that it never came up.
             if let Ok(heard) = is_up.await {
                 let _ = inbox.send(Input::Up(number, heard)).await;
@@ -487,11 +516,35 @@ impl Coordinator {
         });
     }
 
+    /// The lease was taken from its holder, or not: then the pipeline that waits for it hears nothing and ends.
+    fn note_seized(&mut self, answer: Result<(), TargetError>) {
+        let Some(seized) = self.seizing.take() else { return };
+        match answer {
+            Ok(()) => {
+                self.end_standby();
+                // A pipeline that is gone has its exit on the way.
+                let _ = seized.send(());
+            }
+            Err(error) => {
+                tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be taken with the place at the source");
+            }
+        }
+    }
+
+    fn end_standby(&mut self) {
+        if self.live.role() == Role::Standby {
+            self.live.set_role(Role::Active, None);
+            self.standby_attempts = 0;
+            self.step(Step::Lost);
+        }
+    }
+
     /// Cancels the pipeline. A commit it is in goes on by itself; the next take-over waits for it and fences it.
     fn give_up_pipeline(&mut self) {
         if let Some(pipeline) = self.pipeline.take() {
             pipeline.abort();
             self.number += 1;
+            self.seizing = None;
             self.up_since = None;
             self.live.pipeline_lost();
         }

@@ -73,6 +73,13 @@ impl Keeping {
                     }
                     self.tell(Input::Lease(LeaseNews::Answer(answer))).await;
                 }
+                Some(Order::Seize) => {
+                    let seized = self.seize().await;
+                    if seized.is_ok() {
+                        renew_at = self.keeper.lease.map(|lease| Instant::now() + lease / 3);
+                    }
+                    self.tell(Input::Lease(LeaseNews::Seized(seized))).await;
+                }
                 Some(Order::Store) => self.store(None).await,
                 Some(Order::End) => {
                     self.store(Some(State::Stopped)).await;
@@ -96,6 +103,15 @@ impl Keeping {
         let connection = self.connection().await?;
         let answer = in_time(patience, connection.lease(&id, &owner, lease)).await;
         self.keep_if_ok(answer)
+    }
+
+    async fn seize(&mut self) -> Result<(), TargetError> {
+        let Some(lease) = self.keeper.lease else { return Ok(()) };
+        let (id, owner) = (self.keeper.id.clone(), self.keeper.owner.clone());
+        let patience = self.keeper.patience();
+        let connection = self.connection().await?;
+        let seized = in_time(patience, connection.seize(&id, &owner, lease)).await;
+        self.keep_if_ok(seized)
     }
 
     /// When to renew next; `None` once the lease is another's.

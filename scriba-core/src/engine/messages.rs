@@ -42,6 +42,21 @@ pub(crate) enum Handled<Op> {
 /// Tells the coordinator that the pipeline is up, with a way for it to say that it has heard.
 pub(crate) type Up = oneshot::Sender<oneshot::Sender<()>>;
 
+/// How a pipeline is launched.
+pub(crate) struct Way {
+    pub(crate) up: Up,
+    /// There where another node holds the lease: only the place at the source gives a right to it.
+    pub(crate) standby: Option<Standing>,
+}
+
+/// Standing by at a source that admits one subscriber.
+pub(crate) struct Standing {
+    /// Who holds the lease, for people.
+    pub(crate) holder: String,
+    /// Tells that the source has granted the place. The answer comes when the lease is had; none comes if it cannot be had.
+    pub(crate) granted: oneshot::Sender<oneshot::Sender<()>>,
+}
+
 /// What a take-over and a subscription hand to the pipeline.
 pub(crate) struct Taken<Op> {
     pub(crate) checkpoint: Checkpoint,
@@ -80,6 +95,8 @@ pub(crate) enum Input {
     Released,
     /// The pipeline of that number is up, and goes on once it was told that this is known.
     Up(u64, oneshot::Sender<()>),
+    /// The pipeline of that number was granted the place at the source, and goes on once the lease is had.
+    Granted(u64, oneshot::Sender<()>),
     /// The pipeline of that number has ended.
     Exited(u64, Exit),
 }
@@ -89,6 +106,8 @@ pub(crate) enum Input {
 pub(crate) enum Order {
     /// Try once to get the lease; the answer comes as [`Input::Lease`].
     Acquire,
+    /// Take the lease from whoever holds it; the answer comes as [`Input::Lease`].
+    Seize,
     /// Write the state down.
     Store,
     /// Write the state down, give the lease up, and end; then comes [`Input::Released`].
@@ -100,6 +119,8 @@ pub(crate) enum Order {
 pub(crate) enum LeaseNews {
     /// An [`Order::Acquire`] was answered.
     Answer(Result<LeaseAnswer, TargetError>),
+    /// An [`Order::Seize`] was answered.
+    Seized(Result<(), TargetError>),
     /// A renewal found that another holds it.
     Lost { holder: String },
 }

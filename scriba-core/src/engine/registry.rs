@@ -199,7 +199,8 @@ impl Scriba {
                 let lag = lag::watch(source, Arc::clone(&live), telemetry.clone(), options.lag_interval);
                 tasks.spawn(lag.instrument(info_span!(target: "scriba", "lag")));
             }
-            let launch = Box::new(move |up| Box::pin(Arc::clone(&setup).run(up)) as _);
+            let admits_one = setup.source.admits_one();
+            let launch = Box::new(move |way| Box::pin(Arc::clone(&setup).run(way)) as _);
             let parts = Parts {
                 id,
                 options,
@@ -207,6 +208,7 @@ impl Scriba {
                 live,
                 runtime,
                 launch,
+                admits_one,
                 wish,
                 lease,
                 inbox,

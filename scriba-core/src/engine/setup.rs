@@ -4,23 +4,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use super::live::Live;
-use super::messages::{Taken, Up, Wish};
+use super::messages::{Standing, Taken, Way, Wish};
 use super::pipeline::Pipeline;
 use super::trouble::{Exit, Trouble};
 use super::worker::Worker;
 use crate::checkpoint::{Checkpoint, LastEvent};
 use crate::error::HaltReason;
 use crate::event::{EventId, Events, Position};
+use crate::lifecycle::{Role, State};
 use crate::options::{Lease, ProjectionOptions, StartFrom};
 use crate::projection::{Handler, ProjectionId};
-use crate::source::{PassedOver, Source, SourceError, SourceIdentity, SubscribeRequest, TypeSet};
-use crate::target::{Committer, Owner, TakeOver, Target};
+use crate::source::{PassedOver, Place, Source, SourceError, SourceIdentity, SubscribeRequest, TypeSet};
+use crate::target::{Committer, Owner, StoredLease, TakeOver, Target};
 use crate::telemetry::{CheckpointLoaded, Subscribed, Telemetry};
 
 /// How long a source may take to answer before a subscription.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How often, and for how long, the holder of the lease asks for the place at a source where it seems to be taken: a server may
+/// need a moment to see that the subscription before has ended.
+const ASKS_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const ASKS_FOR: Duration = Duration::from_secs(1);
 
 /// Everything a pipeline is made from, once for each start of the projection.
 pub(crate) struct Setup<H: Handler> {
@@ -37,8 +43,8 @@ pub(crate) struct Setup<H: Handler> {
 
 impl<H: Handler> Setup<H> {
     /// Takes over, subscribes, says that it is up, and runs the pipeline to its end.
-    pub(crate) async fn run(self: Arc<Self>, up: Up) -> Exit {
-        let taken = match self.take().await {
+    pub(crate) async fn run(self: Arc<Self>, Way { up, standby }: Way) -> Exit {
+        let taken = match self.take(standby).await {
             Ok(taken) => taken,
             Err(exit) => return exit,
         };
@@ -59,7 +65,11 @@ impl<H: Handler> Setup<H> {
         pipeline.run().await
     }
 
-    async fn take(&self) -> Result<Taken<H::Op>, Exit> {
+    async fn take(&self, standby: Option<Standing>) -> Result<Taken<H::Op>, Exit> {
+        let place = match standby {
+            Some(standing) => self.be_granted(standing).await?,
+            None => self.claim().await?,
+        };
         self.live.trying();
         let identity = answered(self.source.identity()).await?;
         let lease = match self.options.lease {
@@ -94,10 +104,56 @@ impl<H: Handler> Setup<H> {
         let after = checkpoint.watermark;
         let (in_flight, telemetry) = (self.options.in_flight_events, self.telemetry.clone());
         let request = SubscribeRequest { after, event_types, in_flight, telemetry };
-        let subscription = answered(self.source.subscribe(request)).await?;
+        let subscription = match place {
+            Some(place) => answered(place.subscribe(request)).await?,
+            None => answered(self.source.subscribe(request)).await?,
+        };
         let (attempts, waited) = self.live.subscribed();
         self.telemetry.subscribed(&Subscribed { after, attempts, waited });
         Ok(Taken { checkpoint, committer: taken.committer, subscription })
+    }
+
+    /// The place at a source that admits one subscriber, asked for before anything is taken over: who does not get it stands by, and
+    /// must not fence off the one that has it. `None` where anybody is let in, and where there is nothing to be had yet.
+    async fn claim(&self) -> Result<Option<Box<dyn Place>>, Exit> {
+        if !self.source.admits_one() {
+            return Ok(None);
+        }
+        let patience = if self.live.role() == Role::Standby { Duration::ZERO } else { ASKS_FOR };
+        let give_up_at = Instant::now() + patience;
+        loop {
+            match self.ask().await {
+                Err(Exit::Held { .. }) if Instant::now() < give_up_at => tokio::time::sleep(ASKS_AGAIN_AFTER).await,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// The place at the source, and with it the lease that another node still holds: it has lost the place, unless it has no
+    /// use for it.
+    async fn be_granted(&self, Standing { holder, granted }: Standing) -> Result<Option<Box<dyn Place>>, Exit> {
+        let stored = self.target.stored(&self.id).await.map_err(Exit::from_target)?;
+        let keeps = stored.is_some_and(|stored| {
+            let idle = matches!(stored.state.state, State::Paused | State::Halted);
+            idle && matches!(stored.lease, StoredLease::Held { .. })
+        });
+        if keeps {
+            return Err(Exit::Held { holder });
+        }
+        let place = match self.ask().await {
+            // Whoever holds the lease is the one to name, and to make what the server does not have yet.
+            Ok(None) | Err(Exit::Held { .. }) => return Err(Exit::Held { holder }),
+            place => place?,
+        };
+        let (seized, is_seized) = oneshot::channel();
+        if granted.send(seized).is_err() || is_seized.await.is_err() {
+            return Err(Exit::Held { holder });
+        }
+        Ok(place)
+    }
+
+    async fn ask(&self) -> Result<Option<Box<dyn Place>>, Exit> {
+        answered(self.source.claim(&self.id, self.options.in_flight_events)).await
     }
 
     /// Looks whether the last event seen is still what stands at its position. One that is missing, and an empty source, prove

@@ -96,6 +96,10 @@ pub trait Control: Send {
     /// it stands by: that is noted for a while, since it will ask again, and forgotten once it gets the lease or releases.
     async fn lease(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<LeaseAnswer, TargetError>;
 
+    /// Takes the lease from whoever holds it, and lets it run for `ttl` from now: asked for only by an owner whom a source that
+    /// admits one subscriber has let in.
+    async fn seize(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<(), TargetError>;
+
     /// Gives the lease up, if the owner holds it, and standing by for it.
     async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError>;
 

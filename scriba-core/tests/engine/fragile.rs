@@ -207,6 +207,10 @@ impl Control for FragileControl {
         self.0.lease(id, owner, ttl).await
     }
 
+    async fn seize(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<(), TargetError> {
+        self.0.seize(id, owner, ttl).await
+    }
+
     async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError> {
         self.0.release(id, owner).await
     }

@@ -10,6 +10,7 @@ mod fragile;
 mod in_flight;
 mod lifecycle;
 mod order;
+mod places;
 mod poison;
 mod states;
 mod stopping;

@@ -141,6 +141,7 @@ macro_rules! target_conformance {
                 its_own_lease_is_renewed
                 a_lease_is_released_by_its_holder_only
                 a_lease_lapses
+                a_lease_that_is_seized_is_the_seizers
                 a_take_over_needs_the_lease
                 a_take_over_renews_the_lease
                 a_take_over_does_not_take_a_released_lease

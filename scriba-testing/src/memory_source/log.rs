@@ -35,6 +35,11 @@ pub(super) struct Log {
     pub(super) pretended: Option<SourceIdentity>,
     pub(super) filters_types: bool,
     pub(super) without_acks: bool,
+    pub(super) admits_one: bool,
+    /// Where one subscriber is let in: the projections that have subscribed, each with the number of who is in.
+    pub(super) places: BTreeMap<ProjectionId, Option<u64>>,
+    /// How many have been let in so far.
+    pub(super) let_in: u64,
     pub(super) faults: Faults,
     pub(super) script: VecDeque<SourceFault>,
     unavailable_until: Option<Instant>,

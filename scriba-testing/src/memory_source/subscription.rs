@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::faults::{SourceCall, SourceFault};
 use super::log::Log;
+use super::seat::Seat;
 use super::{MemorySource, after};
 
 /// One delivery of events from a point on, and the faults it meets.
@@ -30,6 +31,8 @@ pub(super) struct MemorySubscription {
     /// The log's cuts as this subscription was opened.
     cuts: u64,
     told_caught_up: bool,
+    /// Kept for as long as the subscription lives, where one is let in.
+    pub(super) seat: Option<Seat>,
     /// The last page brought nothing new: another such page must not follow, or a certain fault would stop all progress.
     only_repeated: bool,
     ended: bool,
@@ -118,6 +121,7 @@ impl MemorySubscription {
             late_seen: log.late.len(),
             cuts: log.cuts,
             told_caught_up: false,
+            seat: None,
             only_repeated: false,
             ended: false,
             plan: None,

@@ -116,6 +116,14 @@ impl<Op: Send + Sync + 'static> Control for MemoryControl<Op> {
         Ok(LeaseAnswer::Held)
     }
 
+    async fn seize(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<(), TargetError> {
+        let mut store = self.0.lock();
+        store.reachable()?;
+        store.end_standby(id, owner);
+        store.hold(id, owner, ttl);
+        Ok(())
+    }
+
     async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError> {
         let mut store = self.0.lock();
         store.reachable()?;

@@ -43,6 +43,7 @@ enum Break {
     DoesNotRenew,
     AnyoneReleases,
     LeasesNeverLapse,
+    SeizesAFreeLeaseOnly,
     TakesOverWithoutTheLease,
     TakeOverDoesNotRenew,
     TakesAReleasedLease,
@@ -74,7 +75,7 @@ enum Break {
     EndsAtNul,
 }
 
-const BREAKS: [(Break, &str); 60] = [
+const BREAKS: [(Break, &str); 61] = [
     (Break::Check, "tables_that_are_there_pass_the_check"),
     (Break::LosesALastDeadLetter, "a_commit_writes_operations_dead_letters_and_checkpoint"),
     (Break::ReversesOperationsOfAnEvent, "operations_are_applied_in_the_order_of_positions"),
@@ -106,6 +107,7 @@ const BREAKS: [(Break, &str); 60] = [
     (Break::DoesNotRenew, "its_own_lease_is_renewed"),
     (Break::AnyoneReleases, "a_lease_is_released_by_its_holder_only"),
     (Break::LeasesNeverLapse, "a_lease_lapses"),
+    (Break::SeizesAFreeLeaseOnly, "a_lease_that_is_seized_is_the_seizers"),
     (Break::TakesOverWithoutTheLease, "a_take_over_needs_the_lease"),
     (Break::TakeOverDoesNotRenew, "a_take_over_renews_the_lease"),
     (Break::TakesAReleasedLease, "a_take_over_does_not_take_a_released_lease"),

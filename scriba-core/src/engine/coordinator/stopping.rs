@@ -42,7 +42,7 @@ impl Coordinator {
         }
         self.begin_stop(reason, vec![reply]);
         let Some(pipeline) = &self.pipeline else { return self.release() };
-        if next != State::Draining {
+        if next != State::Draining || self.up_since.is_none() {
             // It is over, with whatever it is in the middle of, before the lease is given up: its end is heard first.
             pipeline.abort();
         }

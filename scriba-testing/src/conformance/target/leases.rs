@@ -72,6 +72,18 @@ pub async fn a_lease_lapses<B: TargetBed>() {
     assert_eq!(node.stored().await.lease, StoredLease::Held { holder: "node b".to_owned() });
 }
 
+/// Whoever held it, a lease that is seized is the seizer's, who no longer stands by.
+pub async fn a_lease_that_is_seized_is_the_seizers<B: TargetBed>() {
+    let (_bed, node) = open::<B>().await;
+    held(&node, "a", LONG).await;
+    node.take_over().await;
+    assert!(asked(&node, "b", LONG).await.is_some());
+    answer("seize", node.control().await.seize(&node.id, &owner("b"), LONG)).await;
+    assert!(asked(&node, "a", LONG).await.is_some(), "the former holder still has it");
+    held(&node, "b", LONG).await;
+    assert!(!node.stored().await.standbys.contains(&"node b".to_owned()), "it has what it stood by for");
+}
+
 /// Who does not hold the lease is told who does, and raises no epoch.
 pub async fn a_take_over_needs_the_lease<B: TargetBed>() {
     let (_bed, node) = open::<B>().await;

@@ -354,6 +354,14 @@ impl Control for BrokenControl {
         Ok(answer)
     }
 
+    async fn seize(&mut self, id: &ProjectionId, owner: &Owner, ttl: Duration) -> Result<(), TargetError> {
+        if self.shared.is(Break::SeizesAFreeLeaseOnly) {
+            return self.lease(id, owner, ttl).await.map(drop);
+        }
+        self.shared.holders.lock().unwrap().insert(id.clone(), owner.clone());
+        self.memory.seize(id, owner, ttl).await
+    }
+
     async fn release(&mut self, id: &ProjectionId, owner: &Owner) -> Result<(), TargetError> {
         let holder = self.shared.holders.lock().unwrap().get(id).cloned();
         if let Some(holder) = holder.filter(|_| self.shared.is(Break::AnyoneReleases)) {
