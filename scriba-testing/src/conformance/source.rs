@@ -48,6 +48,7 @@
 //! | `revisions` | events have revisions |
 //! | `times` | events have the time of recording |
 //! | `keeps_position` | the server keeps a position for each projection, and the source can reset it |
+//! | `one_place` | the server lets one subscriber in for each projection |
 //! | `truncate` | the bed implements [`Truncate`] |
 //! | `restore` | the bed implements [`Restore`] |
 //! | `cut` | the bed implements [`Cut`] |
@@ -59,7 +60,7 @@
 //! # What it does not show
 //!
 //! That appends of many writers at once are each delivered once, in order (a stress test of the adapter's own); what a
-//! server-side group does with one holder, redelivery and parked events; that memory is bounded with a large store; that a
+//! server-side group does with redelivery and parked events; that memory is bounded with a large store; that a
 //! call is given up when the store accepts and never answers.
 
 #![expect(clippy::missing_panics_doc, reason = "a rule that is broken panics: that is what a suite is for")]
@@ -125,6 +126,10 @@ macro_rules! source_conformance {
             revisions { revisions_count_up_within_each_stream }
             times { the_time_of_recording_is_told }
             keeps_position { a_reset_forgets_what_was_acked }
+            one_place {
+                the_only_place_is_had_by_one_at_a_time
+                who_was_granted_the_place_is_delivered_everything
+            }
             truncate { removed_events_are_passed_and_what_is_left_is_delivered }
             restore { a_store_that_was_put_back_shows_other_ids }
             cut {

@@ -50,6 +50,8 @@ enum Break {
     RevisionsOfTheWholeStore,
     NoTimes,
     ResetDoesNothing,
+    ClaimIsNeverRefused,
+    PlaceBeginsAtTheHead,
     HaltsAtRetention,
     CachesIds,
     ClaimSurvivesACut,
@@ -57,7 +59,7 @@ enum Break {
     PassesOpenAppends,
 }
 
-const BREAKS: [(Break, &str); 44] = [
+const BREAKS: [(Break, &str); 46] = [
     (Break::Check, "a_store_that_can_be_read_passes_the_check"),
     (Break::SwapsEventsOfTwoStreams, "positions_strictly_increase_over_all_streams"),
     (Break::LosesAnEventAtTheEdgeOfABuffer, "nothing_is_missing"),
@@ -97,6 +99,8 @@ const BREAKS: [(Break, &str); 44] = [
     (Break::RevisionsOfTheWholeStore, "revisions_count_up_within_each_stream"),
     (Break::NoTimes, "the_time_of_recording_is_told"),
     (Break::ResetDoesNothing, "a_reset_forgets_what_was_acked"),
+    (Break::ClaimIsNeverRefused, "the_only_place_is_had_by_one_at_a_time"),
+    (Break::PlaceBeginsAtTheHead, "who_was_granted_the_place_is_delivered_everything"),
     (Break::HaltsAtRetention, "removed_events_are_passed_and_what_is_left_is_delivered"),
     (Break::CachesIds, "a_store_that_was_put_back_shows_other_ids"),
     (Break::ClaimSurvivesACut, "after_a_cut_a_new_subscription_delivers_everything"),

@@ -11,7 +11,7 @@ pub(crate) struct MemoryBed(pub(crate) MemorySource);
 #[async_trait]
 impl SourceBed for MemoryBed {
     async fn new() -> Self {
-        Self(MemorySource::new().filters_types(true))
+        Self(MemorySource::new().filters_types(true).admits_one_subscriber())
     }
 
     async fn source(&self) -> Box<dyn Source> {
@@ -74,6 +74,6 @@ impl HoldOpen for MemoryBed {
 mod memory {
     scriba_testing::source_conformance!(
         super::MemoryBed: exact_start, filters, head, passed_over, several, any_bytes, metadata, long_ids, nul_in_ids,
-        revisions, times, keeps_position, truncate, restore, cut, hold_open
+        revisions, times, keeps_position, one_place, truncate, restore, cut, hold_open
     );
 }

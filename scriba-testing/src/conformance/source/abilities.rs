@@ -5,13 +5,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::Utc;
 use futures_util::future::join;
-use scriba_core::Position;
-use scriba_core::source::{Demand, PassedOver, SourceError, TypeSet};
+use scriba_core::source::{Demand, PassedOver, Place, Source, SourceError, TypeSet};
+use scriba_core::{Position, ProjectionId};
+use tokio::time::{Instant, sleep};
 
 use super::bed::{Cut, HoldOpen, NewEvent, Restore, SourceBed, Truncate};
-use super::reader::{PLENTY, Reader, TYPES, append, append_one, event, events, request};
+use super::reader::{IN_FLIGHT, PLENTY, Reader, TYPES, append, append_one, event, events, request};
 use super::rules::{assert_all, assert_bytes, bodies_come_back, ids_come_back, round_trip};
-use crate::conformance::wait::{WATCH, answer};
+use crate::conformance::wait::{PATIENCE, WATCH, answer};
 
 static FIRST_TYPE: [&str; 1] = [TYPES[0]];
 
@@ -202,6 +203,58 @@ pub async fn a_reset_forgets_what_was_acked<B: SourceBed>() {
     let mut reader = Reader::open(&bed, None).await;
     reader.until(positions[5]).await;
     assert_all(&reader, &positions);
+}
+
+/// There is nothing to claim before the first subscription; then one has the place, and it is free again once that one is gone.
+pub async fn the_only_place_is_had_by_one_at_a_time<B: SourceBed>() {
+    let bed = B::new().await;
+    let source = bed.source().await;
+    let id = request(None, None).telemetry.id().clone();
+    assert!(source.admits_one(), "the bed offers `one_place`, the source says that it admits any number");
+    assert!(answer("claim", source.claim(&id, IN_FLIGHT)).await.is_none(), "a place before the first subscription");
+    let reader = Reader::open(&bed, None).await;
+    held("claim", source.claim(&id, IN_FLIGHT).await);
+    held("subscribe", source.subscribe(request(None, None)).await);
+    drop(reader);
+    let place = free_place(&*source, &id).await;
+    held("claim", bed.source().await.claim(&id, IN_FLIGHT).await);
+    drop(place);
+    drop(free_place(&*source, &id).await);
+}
+
+/// Who has the place subscribes from it like anybody else.
+pub async fn who_was_granted_the_place_is_delivered_everything<B: SourceBed>() {
+    let bed = B::new().await;
+    let source = bed.source().await;
+    drop(Reader::open(&bed, None).await);
+    let positions = append(&bed, events(5)).await;
+    let asked = request(None, None);
+    let place = free_place(&*source, asked.telemetry.id()).await;
+    let mut reader = Reader::of(answer("subscribe", place.subscribe(asked)).await);
+    reader.until(positions[4]).await;
+    assert_all(&reader, &positions);
+}
+
+/// The place, once the server has seen that it is free.
+async fn free_place(source: &dyn Source, id: &ProjectionId) -> Box<dyn Place> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match source.claim(id, IN_FLIGHT).await {
+            Ok(Some(place)) => return place,
+            Err(SourceError::Held { .. }) if Instant::now() < until => sleep(Duration::from_millis(20)).await,
+            Ok(None) => panic!("claim: there is no place"),
+            Err(error) => panic!("claim: {error}"),
+        }
+    }
+}
+
+#[track_caller]
+fn held<T>(call: &str, answer: Result<T, SourceError>) {
+    match answer {
+        Err(SourceError::Held { holder }) => assert!(!holder.is_empty(), "{call}: nobody is named"),
+        Err(error) => panic!("{call}: {error}"),
+        Ok(_) => panic!("{call}: let in beside another"),
+    }
 }
 
 /// What retention removed is passed, whether the watermark was below it or in it, and what is left is delivered.

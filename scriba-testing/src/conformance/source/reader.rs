@@ -15,7 +15,7 @@ use crate::conformance::wait::{PATIENCE, WATCH, answer, give_up_after};
 /// Pages with nothing in them after which a rule does not go on; one that is strict about them is a rule of its own.
 const ENDLESS: usize = 10_000;
 /// More than any rule leaves without an ack.
-const IN_FLIGHT: usize = 10_000;
+pub(super) const IN_FLIGHT: usize = 10_000;
 /// More than any rule appends.
 pub(super) const PLENTY: Demand = Demand { events: 10_000, bytes: 1 << 30 };
 

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use scriba_core::source::{
-    Delivery, Demand, Page, PassedOver, Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest,
+    Delivery, Demand, Page, PassedOver, Place, Source, SourceError, SourceIdentity, SourceInspector, SubscribeRequest,
     Subscription, TypeSet,
 };
 use scriba_core::{EventId, Position, ProjectionId, RecordedEvent};
@@ -123,6 +123,18 @@ pub(crate) enum Held {
     Unseen(NewEvent, Position),
 }
 
+struct PlaceAtTheHead {
+    place: Box<dyn Place>,
+    head: Option<Position>,
+}
+
+#[async_trait]
+impl Place for PlaceAtTheHead {
+    async fn subscribe(self: Box<Self>, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError> {
+        self.place.subscribe(SubscribeRequest { after: self.head, ..request }).await
+    }
+}
+
 struct BrokenSource {
     memory: Box<dyn Source>,
     shared: Arc<Shared>,
@@ -175,6 +187,21 @@ impl Source for BrokenSource {
         let memory = self.memory.subscribe(request).await?;
         let shared = shared.clone();
         Ok(Box::new(BrokenSubscription { memory, shared, number, head, last: None, caught_up: false, stash: None }))
+    }
+
+    fn admits_one(&self) -> bool {
+        self.memory.admits_one()
+    }
+
+    async fn claim(&self, id: &ProjectionId, in_flight: usize) -> Result<Option<Box<dyn Place>>, SourceError> {
+        let head = self.memory.inspector().await?.head().await?;
+        match self.memory.claim(id, in_flight).await {
+            Ok(Some(place)) if self.shared.is(Break::PlaceBeginsAtTheHead) => {
+                Ok(Some(Box::new(PlaceAtTheHead { place, head })))
+            }
+            Err(SourceError::Held { .. }) if self.shared.is(Break::ClaimIsNeverRefused) => Ok(None),
+            answer => answer,
+        }
     }
 
     fn keeps_position(&self) -> bool {
