@@ -2,8 +2,52 @@
 //!
 //! It follows the rules of the servers where a consumer can see them: what is in flight, what is delivered again and in
 //! which order, when the position of a persistent subscription is written and what a restart makes of it, who is refused
-//! and with which error. It can be started by hand for clients in other languages:
-//! `cargo run -p scriba-testing --features eventstore --bin eventstore-double -- --port 2113`.
+//! and with which error.
+//!
+//! # Other clients
+//!
+//! It can be started by hand, and any client be pointed at it. The tests of this crate do so with the two below.
+//!
+//! ```sh
+//! cargo run -p scriba-testing --features eventstore --bin eventstore-double -- --port 2113
+//! ```
+//!
+//! Python, 3.10 or later:
+//!
+//! ```sh
+//! python3 -m venv clients
+//! clients/bin/pip install kurrentdbclient==1.3.5
+//! clients/bin/python <<'END'
+//! from kurrentdbclient import KurrentDBClient, NewEvent, StreamState
+//!
+//! client = KurrentDBClient("kurrentdb://localhost:2113?Tls=false")
+//! client.append_to_stream("orders", current_version=StreamState.ANY, events=[NewEvent("Placed", b"{}")])
+//! print(client.get_stream("orders"))
+//! client.create_subscription_to_stream("readers", "orders")
+//! with client.read_subscription_to_stream("readers", "orders") as subscription:
+//!     for event in subscription:
+//!         print(event.stream_position, event.type)
+//!         subscription.ack(event)
+//!         break
+//! client.close()
+//! END
+//! ```
+//!
+//! Node, 18 or later:
+//!
+//! ```sh
+//! npm install @kurrent/kurrentdb-client@1.3.1
+//! node <<'END'
+//! const { KurrentDBClient, jsonEvent } = require("@kurrent/kurrentdb-client");
+//!
+//! (async () => {
+//!   const client = KurrentDBClient.connectionString("kurrentdb://localhost:2113?tls=false");
+//!   await client.appendToStream("orders", jsonEvent({ type: "Placed", data: {} }));
+//!   for await (const { event } of client.readStream("orders")) console.log(event.revision, event.type);
+//!   await client.dispose();
+//! })();
+//! END
+//! ```
 
 mod core;
 mod network;
@@ -42,10 +86,12 @@ pub use self::store::Written;
 ///
 /// - a log on disk: a restart keeps what was written, always;
 /// - replication: nodes of a cluster ([`EventStoreDouble::start_follower`]) share one log;
+/// - writes that take time: a checkpoint and a parked event are written when that is decided;
 /// - projections that lag, are reset or are switched off: links of `$ce-` and `$et-` are there when the append returns;
 /// - the two buffers of a persistent subscription: it reads the log in order, however many events wait, so there is no
 ///   loss by a filter and no stall when nothing is acked;
-/// - the errors of `Pinned` around checkpoints; `PinnedByCorrelation`, which pins by stream here;
+/// - that `Pinned` goes past events whose consumer is full, and its errors around checkpoints; `PinnedByCorrelation`, which
+///   pins by stream here;
 /// - regular expressions in filters, but those that clients send to leave out system events;
 /// - users, `$acl` and `$maxAge`; TLS; the HTTP API, projections, monitoring and operations;
 /// - the measurements of `GetInfo`: rates are zero.

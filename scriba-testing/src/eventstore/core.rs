@@ -325,6 +325,6 @@ impl Core {
             let text: String = serde_json::from_slice(&record.data).ok()?;
             Place::parse(&text)
         });
-        PersistentSubscription::load(source, settings, checkpoint, &self.store, self.now())
+        PersistentSubscription::load(source, settings, checkpoint, &self.store)
     }
 }

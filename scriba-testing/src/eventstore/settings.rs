@@ -124,6 +124,19 @@ impl Start {
         }
     }
 
+    /// Why a server refuses to start there.
+    pub(crate) fn refusal(self, store: &Store) -> Option<String> {
+        let Self::At(Place::Log(LogPosition { commit, prepare })) = self else { return None };
+        let reason = if prepare > commit {
+            "prepare position must be less than or equal to the commit position."
+        } else if commit > store.last_commit() {
+            "commit position must be less than or equal to the last commit position in the transaction file."
+        } else {
+            return None;
+        };
+        Some(format!("Invalid Start From position: {reason}"))
+    }
+
     /// As `GetInfo` writes it.
     pub(crate) fn text(self, source: &Source) -> String {
         match (self, source) {
@@ -180,13 +193,10 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Why a server refuses these settings.
+    /// Why a server refuses to make a group of these settings.
     pub(crate) fn refusal(&self) -> Option<String> {
-        (self.read_batch_size >= self.history_buffer_size).then(|| {
-            format!(
-                "The read batch size ({}) must be smaller than the buffer size ({}).",
-                self.read_batch_size, self.history_buffer_size
-            )
-        })
+        let reason = "Specified argument was out of the range of valid values. \
+                      (Parameter 'ReadBatchSize may not be greater than or equal to BufferSize')";
+        (self.read_batch_size >= self.history_buffer_size).then(|| reason.to_owned())
     }
 }

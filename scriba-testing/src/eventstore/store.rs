@@ -81,12 +81,21 @@ impl Stream {
     }
 }
 
-#[derive(Debug, Default)]
+/// What a server has written about itself before the first event of a client, in bytes: no event begins at 0.
+const PREAMBLE: u64 = 142;
+
+#[derive(Debug)]
 pub(crate) struct Store {
     log: BTreeMap<LogPosition, Arc<Record>>,
     streams: HashMap<Arc<str>, Stream>,
     /// Where the next record begins, in bytes.
     end: u64,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { log: BTreeMap::new(), streams: HashMap::new(), end: PREAMBLE }
+    }
 }
 
 impl Store {
@@ -221,6 +230,11 @@ impl Store {
     /// The position that the next record will have at least.
     pub(crate) fn end(&self) -> LogPosition {
         LogPosition::both(self.end)
+    }
+
+    /// The commit position of the last record.
+    pub(crate) fn last_commit(&self) -> u64 {
+        self.log.last_key_value().map_or(0, |(position, _)| position.commit)
     }
 
     /// A record with what it links to, if it is a link and the reader asks for that.

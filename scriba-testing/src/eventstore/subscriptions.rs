@@ -9,7 +9,8 @@
 //! | its consumer leaves | it goes out again with one more retry, and is never parked for that |
 //! | acked while it waits to go out again | nothing: it goes out again |
 //!
-//! Events that go out again come before new ones, in order of position; but a consumer may hold later ones already.
+//! Events that go out again come before new ones, in order of position and behind those that were replayed before; but
+//! a consumer may hold later ones already.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -109,16 +110,15 @@ pub(crate) struct PersistentSubscription {
     settings: Settings,
     /// The next place to read from, inclusive.
     cursor: Place,
-    /// The first event read after a checkpoint is taken for the one the checkpoint names, whatever it is. Servers do so.
+    /// The first event of the first read is taken for the one that the checkpoint names, whatever it is. Servers do so.
     drop_first: bool,
     /// Read and never pushed.
     buffer: VecDeque<Message>,
-    /// To be pushed again: by place, then those replayed from the parked stream.
+    /// To be pushed again: by place, but those replayed from the parked stream keep theirs in the queue.
     retry: VecDeque<Message>,
     outstanding: HashMap<Uuid, Outstanding>,
-    consumers: Vec<Consumer>,
-    /// Whose turn it is under `RoundRobin`.
-    turn: usize,
+    /// The first is the one whose turn it is.
+    consumers: VecDeque<Consumer>,
     /// The source stream was found under a tombstone: nobody gets anything until a restart.
     faulted: bool,
     last_known: Option<Place>,
@@ -131,20 +131,15 @@ pub(crate) struct PersistentSubscription {
     open: BTreeMap<u64, Option<Place>>,
     checkpoint: Option<Place>,
     checkpoint_sequence: u64,
-    checkpoint_written: Duration,
+    /// `None` since the load: the first one waits for no time.
+    checkpoint_written: Option<Duration>,
 
     effects: Vec<Effect>,
 }
 
 impl PersistentSubscription {
     /// A subscription as it is after a start of the server, with what its checkpoint stream holds.
-    pub(crate) fn load(
-        source: Source,
-        settings: Settings,
-        checkpoint: Option<Place>,
-        store: &Store,
-        now: Duration,
-    ) -> Self {
+    pub(crate) fn load(source: Source, settings: Settings, checkpoint: Option<Place>, store: &Store) -> Self {
         let cursor = checkpoint.unwrap_or_else(|| settings.start.resolve(&source, store));
         Self {
             source,
@@ -154,8 +149,7 @@ impl PersistentSubscription {
             buffer: VecDeque::new(),
             retry: VecDeque::new(),
             outstanding: HashMap::new(),
-            consumers: Vec::new(),
-            turn: 0,
+            consumers: VecDeque::new(),
             faulted: false,
             last_known: checkpoint,
             delivered: 0,
@@ -164,7 +158,7 @@ impl PersistentSubscription {
             open: BTreeMap::new(),
             checkpoint,
             checkpoint_sequence: 0,
-            checkpoint_written: now,
+            checkpoint_written: None,
             effects: Vec::new(),
         }
     }
@@ -175,7 +169,7 @@ impl PersistentSubscription {
         if limit > 0 && self.consumers.len() >= limit as usize {
             return Err(Full);
         }
-        self.consumers.push(Consumer { id, capacity: capacity.into(), free: capacity.into(), delivered: 0 });
+        self.consumers.push_back(Consumer { id, capacity: capacity.into(), free: capacity.into(), delivered: 0 });
         if self.faulted {
             self.drop_consumers();
         }
@@ -212,8 +206,8 @@ impl PersistentSubscription {
         for id in ids {
             let Some(message) = self.release(*id) else { continue };
             match refusal {
-                Refusal::Retry => self.retry_or_park(message, reason),
-                Refusal::Park => self.park(message, reason),
+                Refusal::Retry => self.retry_or_park(message),
+                Refusal::Park => self.park(message, format!("Client explicitly NAK'ed message.\n{reason}")),
                 Refusal::Skip | Refusal::Stop => self.close(&message),
             }
         }
@@ -224,7 +218,7 @@ impl PersistentSubscription {
     pub(crate) fn tick(&mut self, now: Duration) {
         let timeout = self.settings.message_timeout;
         for message in self.take_outstanding(|held| now.saturating_sub(held.since) >= timeout) {
-            self.retry_or_park(message, "Message timed out");
+            self.retry_or_park(message);
         }
         self.mark_checkpoint(now, true);
     }
@@ -289,10 +283,11 @@ impl PersistentSubscription {
         }
         let room = (self.settings.history_buffer_size as usize).saturating_sub(self.buffer.len());
         let mut records = self.source.read(store, self.cursor, room.min(self.settings.read_batch_size as usize));
+        let drop_first = std::mem::take(&mut self.drop_first);
         let Some(last) = records.last() else { return false };
         self.cursor = self.source.place(last).successor();
         self.last_known = Some(self.source.place(last));
-        if std::mem::take(&mut self.drop_first) {
+        if drop_first {
             records.remove(0);
         }
         for record in records.into_iter().filter(|record| self.source.admits(record)) {
@@ -307,15 +302,15 @@ impl PersistentSubscription {
         let mut any = false;
         while let Some(message) = self.retry.front().or(self.buffer.front()) {
             let record = message.event.original.clone();
-            let Some(at) = self.choose(&record) else { break };
+            let Some(to) = self.choose(&record) else { break };
             let Some(message) = self.retry.pop_front().or_else(|| self.buffer.pop_front()) else { break };
-            self.push_to(at, message, now);
+            self.push_to(to, message, now);
             any = true;
         }
         any
     }
 
-    fn push_to(&mut self, at: usize, mut message: Message, now: Duration) {
+    fn push_to(&mut self, to: ConsumerId, mut message: Message, now: Duration) {
         let id = message.event.original.id;
         let held_already = self.outstanding.contains_key(&id);
         if message.sequence.is_none() && !message.replayed {
@@ -327,11 +322,11 @@ impl PersistentSubscription {
                 self.open.insert(self.pushed, before);
             }
         }
-        let consumer = &mut self.consumers[at];
-        consumer.free -= 1;
-        consumer.delivered += 1;
+        if let Some(consumer) = self.consumers.iter_mut().find(|consumer| consumer.id == to) {
+            consumer.free -= 1;
+            consumer.delivered += 1;
+        }
         self.delivered += 1;
-        let to = consumer.id;
         self.effects.push(Effect::Deliver { to, event: message.event.clone(), retries: message.retries });
         if !held_already {
             self.outstanding.insert(id, Outstanding { message, holder: to, since: now });
@@ -339,21 +334,24 @@ impl PersistentSubscription {
     }
 
     /// Which consumer gets the event; `None` when those that may have it have no room.
-    fn choose(&mut self, record: &Record) -> Option<usize> {
-        let count = self.consumers.len();
-        let has_room = |at: &usize| self.consumers[*at].free > 0;
-        match self.settings.strategy {
-            Strategy::DispatchToSingle => (0..count).find(has_room),
-            Strategy::RoundRobin => {
-                let at = (0..count).map(|step| (self.turn + step) % count).find(has_room)?;
-                self.turn = at + 1;
-                Some(at)
+    fn choose(&mut self, record: &Record) -> Option<ConsumerId> {
+        let at = match self.settings.strategy {
+            Strategy::RoundRobin | Strategy::DispatchToSingle => {
+                self.consumers.iter().position(|consumer| consumer.free > 0)?
             }
             Strategy::Pinned => {
                 let stream = record.target().filter(|_| record.is_link()).map_or(&*record.stream, |(_, stream)| stream);
-                Some(bucket(stream).checked_rem(count)?).filter(has_room)
+                bucket(stream).checked_rem(self.consumers.len())?
             }
+        };
+        let chosen = self.consumers.get(at).filter(|consumer| consumer.free > 0)?.id;
+        match self.settings.strategy {
+            Strategy::RoundRobin => self.consumers.rotate_left(at + 1),
+            // It stays the first until it is full.
+            Strategy::DispatchToSingle => self.consumers.rotate_left(at),
+            Strategy::Pinned => {}
         }
+        Some(chosen)
     }
 
     fn take_outstanding(&mut self, which: impl Fn(&Outstanding) -> bool) -> Vec<Message> {
@@ -372,26 +370,24 @@ impl PersistentSubscription {
         Some(held.message)
     }
 
-    fn retry_or_park(&mut self, message: Message, reason: &str) {
-        if message.retries >= self.settings.max_retry_count {
-            self.park(message, reason);
+    fn retry_or_park(&mut self, message: Message) {
+        let limit = self.settings.max_retry_count;
+        if message.retries >= limit {
+            self.park(message, format!("Reached retry count of {limit}"));
         } else {
             self.put_back(Message { retries: message.retries + 1, ..message });
         }
     }
 
     fn put_back(&mut self, message: Message) {
-        let at = if message.replayed {
-            self.retry.len()
-        } else {
-            self.retry.partition_point(|other| !other.replayed && other.place <= message.place)
-        };
+        let comes_later = |other: &Message| !message.replayed && !other.replayed && other.place > message.place;
+        let at = self.retry.iter().position(comes_later).unwrap_or(self.retry.len());
         self.retry.insert(at, message);
     }
 
-    fn park(&mut self, message: Message, reason: &str) {
+    fn park(&mut self, message: Message, reason: String) {
         self.close(&message);
-        self.effects.push(Effect::Park { event: message.event, reason: reason.to_owned() });
+        self.effects.push(Effect::Park { event: message.event, reason });
     }
 
     fn close(&mut self, message: &Message) {
@@ -410,14 +406,13 @@ impl PersistentSubscription {
         let Some(place) = place else { return };
         let done = sequence.saturating_sub(self.checkpoint_sequence);
         let settings = &self.settings;
-        let by_time = settings
-            .checkpoint_after
-            .is_some_and(|after| is_tick && now.saturating_sub(self.checkpoint_written) >= after)
-            && done >= settings.min_checkpoint_count.into();
+        let is_time = |after| self.checkpoint_written.is_none_or(|written| now.saturating_sub(written) >= after);
+        let by_time =
+            is_tick && settings.checkpoint_after.is_some_and(is_time) && done >= settings.min_checkpoint_count.into();
         if done > 0 && (by_time || done >= settings.max_checkpoint_count.into()) {
             self.checkpoint = Some(place);
             self.checkpoint_sequence = sequence;
-            self.checkpoint_written = now;
+            self.checkpoint_written = Some(now);
             self.effects.push(Effect::WriteCheckpoint(place));
         }
     }

@@ -312,9 +312,12 @@ pub async fn an_ack_loses_nothing_above_it<B: SourceBed>() {
     reader.until(positions[9]).await;
     reader.ack(positions[4]).await;
     drop(reader);
-    // The checkpoint may be where the ack was, or trail it when the read model was put back.
-    for watermark in [None, Some(positions[2])] {
-        let mut next = Reader::open(&bed, watermark).await;
+    // The checkpoint may be where the ack was, or trail it when the read model was put back: a source whose server keeps the
+    // position has to notice that, and need not deliver then.
+    let trailing = [None, Some(positions[2]), Some(positions[4])];
+    let at_the_ack = if bed.source().await.keeps_position() { 2 } else { 0 };
+    for watermark in &trailing[at_the_ack..] {
+        let mut next = Reader::open(&bed, *watermark).await;
         next.until(positions[9]).await;
         assert_all(&next, &positions[5..]);
     }

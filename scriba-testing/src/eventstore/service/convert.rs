@@ -18,10 +18,13 @@ use crate::eventstore::settings::{Filter, Pattern};
 pub(crate) const MAX_APPEND: usize = 1024 * 1024;
 
 pub(crate) fn stream_name(identifier: Option<&proto::StreamIdentifier>) -> Result<String, Status> {
-    identifier
-        .map(|identifier| String::from_utf8_lossy(&identifier.stream_name).into_owned())
-        .filter(|name| !name.is_empty())
-        .ok_or_else(|| Status::invalid_argument("'Stream Identifier' is missing"))
+    let name = any_stream_name(identifier);
+    if name.is_empty() { Err(Status::invalid_argument("'Stream Identifier' is missing")) } else { Ok(name) }
+}
+
+/// The same, empty where it is missing.
+pub(crate) fn any_stream_name(identifier: Option<&proto::StreamIdentifier>) -> String {
+    identifier.map(|identifier| String::from_utf8_lossy(&identifier.stream_name).into_owned()).unwrap_or_default()
 }
 
 pub(crate) fn stream_identifier(name: &str) -> proto::StreamIdentifier {

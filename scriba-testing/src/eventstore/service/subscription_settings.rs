@@ -55,11 +55,11 @@ macro_rules! wanted {
         let (old_stream, old_revision) = (options.stream_identifier, sent.revision);
         let (source, start) = match options.stream_option {
             None => {
-                let stream = convert::stream_name(old_stream.as_ref())?;
+                let stream = convert::any_stream_name(old_stream.as_ref());
                 (Source::Stream(stream.into()), old_start(old_revision))
             }
             Some(StreamOption::Stream(stream)) => {
-                let name = convert::stream_name(stream.stream_identifier.as_ref())?;
+                let name = convert::any_stream_name(stream.stream_identifier.as_ref());
                 let start = match stream.revision_option {
                     Some(RevisionOption::Revision(revision)) => Start::At(Place::Revision(revision)),
                     Some(RevisionOption::Start(())) => Start::Beginning,

@@ -18,7 +18,7 @@ use crate::eventstore::proto::event_store::client::persistent_subscriptions::{
     ReplayParkedReq, ReplayParkedResp, SubscriptionInfo, UpdateReq, UpdateResp, delete_req, get_info_req, list_req,
     read_req, read_resp, replay_parked_req, subscription_info,
 };
-use crate::eventstore::settings::{Place, Settings, Source, Start};
+use crate::eventstore::settings::{Place, Settings, Source};
 use crate::eventstore::subscriptions::{ConsumerId, Refusal};
 
 /// The group a message names, from one of the messages that can.
@@ -40,10 +40,11 @@ impl PersistentSubscriptions for Service {
         self.node.admit_subscription(request.metadata()).await?;
         let wanted = subscription_settings::to_create(options(request.into_inner().options)?)?;
         let mut core = self.node.core();
+        check(&core, &wanted.key, &wanted.source, &wanted.settings)?;
         if core.groups.contains_key(&wanted.key) {
             return Err(refusals::exists(&wanted.key));
         }
-        check(&core, &wanted.key, &wanted.source, &wanted.settings)?;
+        refuse(&wanted.key, wanted.settings.refusal())?;
         core.create_group(wanted.key, wanted.source, wanted.settings);
         Ok(Response::new(CreateResp {}))
     }
@@ -54,6 +55,7 @@ impl PersistentSubscriptions for Service {
         let mut core = self.node.core();
         group(&core, &wanted.key)?;
         check(&core, &wanted.key, &wanted.source, &wanted.settings)?;
+        refuse(&wanted.key, wanted.settings.refusal())?;
         core.update_group(&wanted.key, wanted.settings);
         Ok(Response::new(UpdateResp {}))
     }
@@ -170,17 +172,20 @@ fn group<'core>(core: &'core Core, key: &GroupKey) -> Result<&'core Group, Statu
     core.groups.get(key).ok_or_else(|| refusals::does_not_exist(key))
 }
 
-/// Whether a server takes these settings.
+/// Whether a server has a group there, and lets it start there.
 fn check(core: &Core, key: &GroupKey, source: &Source, settings: &Settings) -> Result<(), Status> {
-    let refusal = settings.refusal().or_else(|| match (source, settings.start) {
-        (Source::Stream(stream), _) if &**stream == "$all" => {
+    let refusal = match source.stream() {
+        Some("") => Some("Bad stream name.".to_owned()),
+        Some("$all") => {
             Some("Persistent subscriptions to $all are only supported over gRPC through gRPC clients".to_owned())
         }
-        (Source::All(_), Start::At(Place::Log(position))) if position >= core.store.end() => {
-            Some(format!("The position {position} to start from is not in the log."))
-        }
-        _ => None,
-    });
+        _ => settings.start.refusal(&core.store),
+    };
+    refuse(key, refusal)
+}
+
+/// Fails for a reason, where there is one.
+fn refuse(key: &GroupKey, refusal: Option<String>) -> Result<(), Status> {
     refusal.map_or(Ok(()), |reason| Err(refusals::failed(key, &reason)))
 }
 

@@ -55,7 +55,7 @@ impl Bed {
 
     fn on(store: Store, source: Source, settings: Settings, checkpoint: Option<Place>) -> Self {
         let now = Duration::from_secs(100);
-        let rules = PersistentSubscription::load(source.clone(), settings, checkpoint, &store, now);
+        let rules = PersistentSubscription::load(source.clone(), settings, checkpoint, &store);
         let mut bed = Self {
             store,
             rules,
@@ -217,6 +217,9 @@ mod delivery {
         bed.connect(TWO, 3);
         bed.append(4);
         assert_eq!((bed.got(ONE), bed.got(TWO)), (first_time(0..3), first_time(3..4)));
+        bed.ack([0]);
+        bed.append(3);
+        assert_eq!((bed.got(TWO), bed.got(ONE)), (first_time(4..6), first_time(6..7)));
     }
 
     #[test]
@@ -252,8 +255,8 @@ mod delivery {
         let mut store = Store::default();
         append(&mut store, "order-1", 2);
         let settings = Settings { resolve_links: true, ..settings() };
-        let mut rules =
-            PersistentSubscription::load(Source::Stream("$ce-order".into()), settings, None, &store, Duration::ZERO);
+        let source = Source::Stream("$ce-order".into());
+        let mut rules = PersistentSubscription::load(source, settings, None, &store);
         rules.connect(ONE, 10).unwrap();
         rules.advance(&store, Duration::ZERO);
         let effects = rules.take_effects();
@@ -298,7 +301,7 @@ mod settling {
         assert_eq!(bed.got(ONE), [(0, 0), (0, 1), (0, 2)]);
         bed.nack(0, Refusal::Retry);
         assert_eq!(bed.got(ONE), []);
-        assert_eq!(bed.parked(), [0]);
+        assert_eq!((bed.parked(), bed.parked[0].1.as_str()), (vec![0], "Reached retry count of 2"));
         assert_eq!(bed.rules.stats().outstanding, 0);
     }
 
@@ -314,7 +317,7 @@ mod settling {
         let mut bed = Bed::with_consumer(settings(), 2, 5);
         bed.nack(1, Refusal::Park);
         assert_eq!(bed.parked(), [1]);
-        assert_eq!(bed.parked[0].1, "told so");
+        assert_eq!(bed.parked[0].1, "Client explicitly NAK'ed message.\ntold so");
     }
 
     #[test]
@@ -337,7 +340,7 @@ mod settling {
     }
 
     #[test]
-    fn replayed_events_go_out_as_new_behind_others_that_go_out_again() {
+    fn replayed_events_go_out_as_new_and_keep_their_turn_among_those_that_go_out_again() {
         let mut bed = Bed::with_consumer(settings(), 3, 2);
         bed.got(ONE);
         bed.nack(0, Refusal::Park);
@@ -346,9 +349,9 @@ mod settling {
         bed.rules.replay([parked]);
         bed.rules.nack(&[bed.ids[&2]], Refusal::Retry, "", bed.now);
         bed.advance();
-        assert_eq!(bed.got(ONE), [(2, 1)]);
-        bed.ack([1]);
         assert_eq!(bed.got(ONE), [(0, 0)]);
+        bed.ack([1]);
+        assert_eq!(bed.got(ONE), [(2, 1)]);
     }
 }
 
@@ -459,15 +462,19 @@ mod checkpoints {
     }
 
     #[test]
-    fn the_minimum_is_written_at_the_tick_after_the_time() {
-        let mut bed = bed(settings(), 20);
+    fn the_minimum_is_written_at_a_tick_and_the_next_after_the_time() {
+        let mut bed = bed(settings(), 30);
         bed.ack(0..10);
-        bed.pass(1);
         assert_eq!(bed.checkpoints, [""; 0]);
         bed.pass(1);
         assert_eq!(bed.checkpoints, ["9"]);
-        bed.pass(10);
+        bed.ack(10..20);
+        bed.pass(1);
         assert_eq!(bed.checkpoints, ["9"]);
+        bed.pass(1);
+        assert_eq!(bed.checkpoints, ["9", "19"]);
+        bed.pass(10);
+        assert_eq!(bed.checkpoints, ["9", "19"]);
     }
 
     #[test]
@@ -575,6 +582,18 @@ mod checkpoints {
         let mut bed = bed.restart();
         bed.connect(ONE, 100);
         assert_eq!(bed.got(ONE), first_time(13..20));
+    }
+
+    #[test]
+    fn when_nothing_is_left_from_the_checkpoint_on_a_restart_drops_nothing() {
+        let mut bed = bed(settings(), 12);
+        bed.ack(0..12);
+        bed.pass(2);
+        bed.store.truncate(STREAM, 12);
+        let mut bed = bed.restart();
+        bed.connect(ONE, 100);
+        bed.append(1);
+        assert_eq!(bed.got(ONE), first_time(12..13));
     }
 
     #[test]
