@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use scriba_core::telemetry::{BatchStop, Observer};
 use scriba_core::{
-    EventMeta, Events, Handler, HandlerResult, Position, Projection, ProjectionId, ProjectionOptions, Scriba, WaitFor,
+    EventMeta, Events, Handler, HandlerResult, Position, Projection, ProjectionId, ProjectionOptions, Scriba, Source,
+    WaitFor,
 };
 use scriba_source_postgres::PgLog;
 use scriba_target_postgres::{PgOp, PgTarget, Table};
@@ -29,10 +30,20 @@ pub async fn reset(connection: &mut PgConnection, database: &PgConnectOptions) -
     Ok(())
 }
 
-/// Runs the engine from its checkpoint. Each watermark is told to `watermark` once it is durable.
+/// Runs the engine on the log in the database, from its checkpoint. Each watermark is told to `watermark` once it is durable.
 pub async fn run(database: &PgConnectOptions, until: Until, watermark: watch::Sender<Option<i64>>) -> Result<()> {
+    let log = PgLog::new(pool(database).await?, "bank_events").notify_channel("bank_events");
+    run_from(log, database, until, watermark).await
+}
+
+/// The same on any source.
+pub async fn run_from(
+    source: impl Source,
+    database: &PgConnectOptions,
+    until: Until,
+    watermark: watch::Sender<Option<i64>>,
+) -> Result<()> {
     let pool = pool(database).await?;
-    let source = PgLog::new(pool.clone(), "bank_events").notify_channel("bank_events");
     let scriba = Scriba::with_observers([Arc::new(Watermark(watermark)) as Arc<dyn Observer>]);
     scriba.start(Balances, source, PgTarget::new(pool), ProjectionOptions::default()).await?;
     match until {

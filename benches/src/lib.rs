@@ -2,6 +2,7 @@
 //! same log and the same table.
 
 pub mod engine_loop;
+pub mod event_store;
 pub mod events;
 pub mod fill;
 pub mod hand_loop;

@@ -4,7 +4,10 @@
 //! ```text
 //! cargo run --release -p scriba-benches -- catch-up --events 200000 --streams 10000 --pairs 5
 //! cargo run --release -p scriba-benches -- idle --events 500 --pairs 5
+//! cargo run --release -p scriba-benches -- event-store --events 200000 --streams 10000 --pairs 3
 //! ```
+//!
+//! The last one measures a catch-up from a double of `EventStoreDB` beside reading its events with no projection.
 //!
 //! Only ratios inside one run count: figures drift between machines and minutes.
 
@@ -14,15 +17,18 @@ use std::process::{Command, ExitCode, Stdio};
 use std::str::FromStr;
 
 use scriba_benches::Result;
+use scriba_benches::event_store::{self, Reading};
 use scriba_benches::fill::{Fill, create_log, fill};
-use scriba_benches::measure::summary;
+use scriba_benches::measure::{Usage, summary};
 use scriba_benches::side::{Side, catch_up, check_balances, idle};
+use scriba_testing::eventstore::EventStoreDouble;
 use scriba_testing::postgres::{Database, Postgres, PostgresOptions};
 use sqlx::{ConnectOptions, PgConnection};
 
 const USAGE: &str = "usage: scriba-benches catch-up [--events 200000] [--streams 10000] [--pairs 5] [--zipf EXPONENT] \
                      [--hand hand-merged|hand-waves] [--body json|jsonb]\n       \
-                     scriba-benches idle [--events 500] [--pairs 5] [--hand hand-merged|hand-waves]";
+                     scriba-benches idle [--events 500] [--pairs 5] [--hand hand-merged|hand-waves]\n       \
+                     scriba-benches event-store [--events 200000] [--streams 10000] [--pairs 3]";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -42,7 +48,8 @@ async fn bench() -> Result<()> {
     match command.as_str() {
         "catch-up" => compare_catch_ups(&options).await,
         "idle" => compare_idle(&options).await,
-        // These two are what the other two start for each side.
+        "event-store" => compare_readings(&options).await,
+        // These are what the others start for each side.
         "side-catch-up" => {
             let measured =
                 catch_up(options.required("side")?, options.required::<String>("database-url")?.parse()?).await?;
@@ -58,6 +65,13 @@ async fn bench() -> Result<()> {
             let url: String = options.required("database-url")?;
             let measured = idle(options.required("side")?, url.parse()?, options.required("events")?).await?;
             println!("{} {}", measured.p50, measured.p99);
+            Ok(())
+        }
+        "side-event-store" => {
+            let (url, store): (String, String) = (options.required("database-url")?, options.required("connection")?);
+            let (side, events) = (options.required("side")?, options.required("events")?);
+            let measured = event_store::read(side, &store, events, &url.parse()?).await?;
+            println!("{} {}", measured.took.as_secs_f64(), measured.usage.cpu.as_secs_f64());
             Ok(())
         }
         _ => Err(USAGE.into()),
@@ -83,7 +97,7 @@ async fn compare_catch_ups(options: &Options) -> Result<()> {
     for pair in 1..=options.or("pairs", 5)? {
         for (side, rates) in sides.iter().zip(&mut rates) {
             prepare(*side, &mut connection, &database).await?;
-            let [took, cpu, peak_kib] = measure_side("side-catch-up", *side, &database, &[])?;
+            let [took, cpu, peak_kib] = measure_side("side-catch-up", &side.to_string(), &database, &[])?;
             check_balances(&mut connection).await?;
             #[expect(clippy::cast_precision_loss, reason = "counts of events are small")]
             let events = fill_with.events as f64;
@@ -111,7 +125,8 @@ async fn compare_idle(options: &Options) -> Result<()> {
             let mut connection = database.connect_options().connect().await?;
             create_log(&mut connection, false).await?;
             prepare(*side, &mut connection, &database).await?;
-            let [p50, p99] = measure_side("side-idle", *side, &database, &["--events", &events.to_string()])?;
+            let [p50, p99] =
+                measure_side("side-idle", &side.to_string(), &database, &["--events", &events.to_string()])?;
             check_balances(&mut connection).await?;
             println!("pair {pair}: {side} p50 {p50:.2} ms, p99 {p99:.2} ms");
             p50s[index].push(p50);
@@ -120,6 +135,51 @@ async fn compare_idle(options: &Options) -> Result<()> {
     }
     report(&sides, &p50s, "ms at p50");
     report(&sides, &p99s, "ms at p99");
+    Ok(())
+}
+
+/// Reads the same store in each way, every time in a process of its own, while the store is in this one.
+async fn compare_readings(options: &Options) -> Result<()> {
+    let (events, accounts) = (options.or("events", 200_000_u64)?, options.or("streams", 10_000)?);
+    let server = Postgres::start(PostgresOptions::durable()).await?;
+    let database = server.create_database().await?;
+    let mut connection = database.connect_options().connect().await?;
+    let store = EventStoreDouble::start()?;
+    println!("filling the store: {events} events of {accounts} accounts");
+    let sum = event_store::fill(&store, events, accounts);
+    let mut rates = vec![Vec::new(); Reading::ALL.len()];
+    for pair in 1..=options.or("pairs", 3)? {
+        for (reading, rates) in Reading::ALL.iter().zip(&mut rates) {
+            Side::Engine.reset(&mut connection, &database.connect_options()).await?;
+            sqlx::raw_sql("CHECKPOINT").execute(&mut connection).await?;
+            // Only one way makes it.
+            store.delete_group("$ce-account", "balances_v1");
+            let before = Usage::of_this_process()?.cpu;
+            let more = ["--connection", &store.connection_string(), "--events", &events.to_string()];
+            let [took, cpu] = measure_side("side-event-store", &reading.to_string(), &database, &more)?;
+            let of_the_store = (Usage::of_this_process()?.cpu - before).as_secs_f64();
+            if reading.projects() {
+                let found: i64 =
+                    sqlx::query_scalar("SELECT sum(cents)::bigint FROM balances").fetch_one(&mut connection).await?;
+                if found != sum {
+                    return Err(format!("{reading}: the balances sum up to {found}, the events to {sum}").into());
+                }
+            }
+            #[expect(clippy::cast_precision_loss, reason = "counts of events are small")]
+            let events = events as f64;
+            rates.push(events / took / 1e3);
+            println!(
+                "pair {pair}: {reading} {:.1} k events/s, CPU {:.2} µs an event, and {:.2} µs of the store",
+                events / took / 1e3,
+                cpu / events * 1e6,
+                of_the_store / events * 1e6
+            );
+        }
+    }
+    for (reading, values) in Reading::ALL.iter().zip(&rates) {
+        let to_client = rates[0].iter().zip(values).map(|(client, value)| value / client).collect();
+        println!("{reading}: {} k events/s, to the client alone {}", summary(values.clone()), summary(to_client));
+    }
     Ok(())
 }
 
@@ -136,9 +196,9 @@ async fn prepare(side: Side, connection: &mut PgConnection, database: &Database)
 }
 
 /// Starts this program again for one side and reads the numbers it prints.
-fn measure_side<const N: usize>(command: &str, side: Side, database: &Database, more: &[&str]) -> Result<[f64; N]> {
+fn measure_side<const N: usize>(command: &str, side: &str, database: &Database, more: &[&str]) -> Result<[f64; N]> {
     let mut child = Command::new(env::current_exe()?);
-    child.args([command, "--side", &side.to_string(), "--database-url", &database.url()]).args(more);
+    child.args([command, "--side", side, "--database-url", &database.url()]).args(more);
     let output = child.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err(format!("{side} failed: {}", output.status).into());
@@ -163,7 +223,8 @@ struct Options(HashMap<String, String>);
 
 impl Options {
     fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
-        const NAMES: &[&str] = &["events", "streams", "pairs", "zipf", "hand", "body", "side", "database-url"];
+        const NAMES: &[&str] =
+            &["events", "streams", "pairs", "zipf", "hand", "body", "side", "database-url", "connection"];
         let mut options = HashMap::new();
         while let Some(argument) = arguments.next() {
             let name = argument.strip_prefix("--").filter(|name| NAMES.contains(name));

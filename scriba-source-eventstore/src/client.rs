@@ -1,14 +1,98 @@
 //! The private port between the adapter and the client crates: what both can do, in the adapter's own words.
 //!
-//! Everything that a crate does in a way of its own (its errors, its panics, a call that cannot be cancelled) ends here.
+//! Everything that a crate does in a way of its own (its errors, its panics, a call that cannot be cancelled) ends here:
+//! no call panics, none waits longer than 10 s for an answer of the server, and none leaves anything behind when it is
+//! dropped.
+
+mod address;
+#[cfg(feature = "eventstore")]
+mod by_eventstore;
+#[cfg(feature = "kurrentdb")]
+mod by_kurrentdb;
+mod calls;
+mod guard;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use tokio::runtime::Handle;
 use uuid::Uuid;
+
+#[cfg(not(any(feature = "kurrentdb", feature = "eventstore")))]
+compile_error!(
+    "scriba-source-eventstore needs a client crate: switch on its feature `kurrentdb` (the default), or `eventstore` for \
+     a program that is on the crate of that name"
+);
+
+/// The crate that talks to the server. Both speak to EventStoreDB and to KurrentDB.
+///
+/// With either, this holds of a program:
+///
+/// - It needs `panic = "unwind"`, which is the default. Both crates panic, or never return, where a server ends a
+///   subscription as if all were well; the source makes an error of it by unwinding. The panic of a persistent
+///   subscription goes through the panic hook first, so a message about unreachable code may stand in the log.
+/// - It may not compile the warnings of `tracing` out (`max_level_off`, `max_level_error` and their `release_` forms):
+///   by a warning the source notices that a catch-up subscription will never return. It refuses to follow without.
+/// - Where the feature `log` of `tracing` hands events to the crate `log` for want of a subscriber, that ends with the
+///   first catch-up subscription. Install a subscriber, or use `log-always`.
+/// - A client lives on the runtime where it was made. It can be called from others, but a connection that is opened by
+///   such a call lives on the runtime of the call. So each runtime has a client of its own, and its runtime outlives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "kurrentdb", derive(Default))]
+#[non_exhaustive]
+pub enum ClientCrate {
+    /// [`kurrentdb`](https://docs.rs/kurrentdb), the present official client.
+    #[cfg(feature = "kurrentdb")]
+    #[cfg_attr(feature = "kurrentdb", default)]
+    KurrentDb,
+    /// [`eventstore`](https://docs.rs/eventstore), its predecessor.
+    ///
+    /// Its first client in a process has to be made before anything installs a crypto provider of `rustls` for the
+    /// process; `kurrentdb` does, and so may crates that speak TLS. Otherwise (`eventstore` 4.0.0) the client panics in its
+    /// own task, and every call says that the connection is closed. A program that uses both makes the client of
+    /// `eventstore` first. It panics in the same way where the certificates of the system cannot be loaded, with
+    /// `tls=false` too.
+    #[cfg(feature = "eventstore")]
+    EventStore,
+}
+
+/// Why there is no client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("the connection string cannot be used: {0}. One looks like esdb://user:password@host:2113?tls=true")]
+    Address(String),
+    #[error("a client needs a tokio runtime: make it inside of one")]
+    NoRuntime,
+    #[error("the client cannot be made: {0}")]
+    Client(String),
+}
+
+/// Makes a client, which connects with its first call. It lives on the runtime of the caller; see [`ClientCrate`].
+///
+/// It reads the certificates of the system, which takes a moment.
+pub(crate) fn connect(which: ClientCrate, connection_string: &str) -> Result<Arc<dyn Client>, ConnectError> {
+    let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
+    match which {
+        #[cfg(feature = "kurrentdb")]
+        ClientCrate::KurrentDb => by_kurrentdb::connect(runtime, connection_string),
+        #[cfg(feature = "eventstore")]
+        ClientCrate::EventStore => by_eventstore::connect(runtime, connection_string),
+    }
+}
+
+/// The time that the server says, in units of 100 ns since 1970.
+fn occurred_at(ticks: &str) -> Option<DateTime<Utc>> {
+    const PER_SECOND: i64 = 10_000_000;
+    let ticks = ticks.parse::<i64>().ok()?;
+    let nanoseconds = u32::try_from(ticks.rem_euclid(PER_SECOND) * 100).ok()?;
+    DateTime::from_timestamp(ticks.div_euclid(PER_SECOND), nanoseconds)
+}
 
 /// A connection to a server or a cluster. One that has failed in a way that the crate does not mend says
 /// [`Failure::Dead`] from then on, and is replaced.
@@ -75,6 +159,19 @@ pub(crate) enum Filter {
     TypePrefixes(Vec<String>),
     /// Events in streams whose name begins with none of these.
     StreamPrefixes(Vec<String>),
+}
+
+impl Filter {
+    /// Whether it lets an event through, for a crate that does not ask the server.
+    fn admits(&self, received: &Received) -> bool {
+        let Some(event) = &received.event else { return false };
+        let begins = |with: &[String], text: &str| with.iter().any(|prefix| text.starts_with(prefix.as_str()));
+        match self {
+            Self::SystemEvents => !event.event_type.starts_with('$'),
+            Self::TypePrefixes(prefixes) => begins(prefixes, &event.event_type),
+            Self::StreamPrefixes(prefixes) => begins(prefixes, &event.stream_id),
+        }
+    }
 }
 
 /// A place in a log: a revision of a stream, or a commit position of the whole log.
@@ -167,6 +264,7 @@ pub(crate) struct Place {
 
 /// An event.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_field_names, reason = "`type` is a keyword")]
 pub(crate) struct Event {
     pub(crate) id: Uuid,
     pub(crate) stream_id: String,

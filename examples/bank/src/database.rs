@@ -8,8 +8,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, PgPool};
 
 use crate::{Error, Result};
 
-/// The log as the projections read it.
-pub(crate) fn log(pool: PgPool) -> PgLog {
+/// The log as the projections read it, where it is a table.
+pub(crate) fn table(pool: PgPool) -> PgLog {
     PgLog::new(pool, "bank_events")
         .metadata_column("metadata")
         .occurred_at_column("occurred_at")
@@ -67,7 +67,7 @@ pub(crate) async fn create_tables(pool: &PgPool) -> Result<()> {
     }
     pool.execute(include_str!("schema.sql")).await?;
     pool.execute(include_str!("expected.sql")).await?;
-    if let Some(trigger) = log(pool.clone()).notify_trigger_sql() {
+    if let Some(trigger) = table(pool.clone()).notify_trigger_sql() {
         pool.execute(sqlx::raw_sql(AssertSqlSafe(trigger))).await?;
     }
     PgTarget::new(pool.clone()).migrate().await?;

@@ -20,6 +20,9 @@
 //! difference is printed, and the exit code is 1. That has to come out right also when the child process is killed again and
 //! again by SIGKILL (`--kill-every`), and when two of them run the same projections without a lease to keep them apart.
 //!
+//! The events may be in EventStoreDB or KurrentDB instead (`--source eventstore`, with `--connection esdb://…`, and
+//! `--subscription persistent` for a subscription whose position the server keeps).
+//!
 //! Without `--database-url` it starts a Postgres server of its own, which takes nothing but Debian's package `postgresql`.
 //!
 //! | to see | read |
@@ -28,11 +31,12 @@
 //! | how a program runs it | `node` |
 //! | how a halt is mended | `incidents`, `node` |
 //! | how progress is read from another process | `report` |
-//! | the rest of the experiment | `writer`, `nodes`, `relay`, `database`, this file |
+//! | the rest of the experiment | `log`, `writer`, `nodes`, `relay`, `database`, this file |
 
 mod database;
 mod events;
 mod incidents;
+mod log;
 mod node;
 mod nodes;
 mod projections;
@@ -45,7 +49,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use scriba_core::{Scriba, Source as _};
+use scriba_core::Scriba;
 use scriba_target_postgres::PgTarget;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -125,7 +129,8 @@ async fn main() -> ExitCode {
 }
 
 impl Run {
-    async fn run(self) -> Result<()> {
+    async fn run(mut self) -> Result<()> {
+        let _double = self.node.log.start_double()?;
         let database = Database::create(self.database_url.clone(), self.work.connections() + SPARE_CONNECTIONS).await?;
         let (relay, url) = if self.plan.outage > 0 {
             let (relay, url) = Relay::start(&database.url)?;
@@ -140,6 +145,7 @@ impl Run {
         let killed = nodes.killed();
         nodes.stop().await?;
         println!("killed {killed} times");
+        self.node.log.copy_to_table(&database.pool).await?;
         report::conclude(&database.pool).await?;
         database.pool.close().await;
         Ok(())
@@ -155,8 +161,8 @@ impl Run {
     ) -> Result<()> {
         let scriba = Scriba::new();
         scriba.attach(PgTarget::new(database.pool.clone()));
-        let mut log = database::log(database.pool.clone()).inspector().await?;
-        let mut writing = tokio::spawn(self.work.run(tickets, database.pool.clone()));
+        let mut log = self.node.log.source(&database.pool)?.inspector().await?;
+        let mut writing = tokio::spawn(self.work.run(tickets, self.node.log.clone(), database.pool.clone()));
         let mut written = false;
         let mut looks = interval(LOOK_EVERY);
         let mut kills = interval(Duration::from_millis(self.kill_every.max(1)));

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::interval;
 
 use crate::Result;
-use crate::database::log;
+use crate::log::LogOptions;
 use crate::projections::{self, Balances, Entries};
 
 /// The lease of a node that was killed has to lapse before another projects: as short as can be here, where nodes are
@@ -35,12 +35,14 @@ pub(crate) struct NodeOptions {
     /// At most so many events in a commit
     #[arg(long)]
     batch: Option<usize>,
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
 }
 
 impl NodeOptions {
     /// The command line that says the same.
     pub(crate) fn arguments(&self) -> Vec<String> {
-        let mut arguments = Vec::new();
+        let mut arguments = self.log.arguments();
         if self.no_lease {
             arguments.push("--no-lease".to_owned());
         }
@@ -108,7 +110,7 @@ struct Node<'a> {
 
 impl Node<'_> {
     async fn start(&self, name: &str) -> Result<()> {
-        let (log, target) = (log(self.pool.clone()), PgTarget::new(self.pool.clone()));
+        let (log, target) = (self.options.log.source(&self.pool)?, PgTarget::new(self.pool.clone()));
         let options = self.options.projection_options();
         match name {
             Balances::NAME => self.scriba.start(Balances, log, target, options).await?,

@@ -11,13 +11,14 @@ use scriba_core::Projection as _;
 use scriba_core::dead_letter::kind;
 use serde::Serialize;
 use serde_json::json;
-use sqlx::{Connection, PgConnection, PgPool};
+use sqlx::PgPool;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use crate::Result;
 use crate::events::{AccountClosed, AccountOpened, Deposited, StatementIssued, Transferred, Withdrawn};
+use crate::log::{Appender, LogOptions};
 use crate::projections::{ALL_MONEY, Balances, Entries, NegativeAmount};
 
 /// What is to be appended.
@@ -56,7 +57,7 @@ impl Work {
     }
 
     /// Does it, as the tickets allow, and answers once everything is committed.
-    pub(crate) async fn run(self, tickets: Arc<Tickets>, pool: PgPool) -> Result<()> {
+    pub(crate) async fn run(self, tickets: Arc<Tickets>, log: LogOptions, pool: PgPool) -> Result<()> {
         // A writer without an account would have nothing to write about.
         let writers = self.writers.min(self.accounts);
         let mut tellers: Vec<Teller> = (0..writers)
@@ -68,11 +69,11 @@ impl Work {
             .collect();
         if let Some(teller) = tellers.first_mut() {
             // Before anybody else's, so that the number of the first statement is taken wherever it comes again.
-            write(&mut *pool.acquire().await?, &tickets, teller, FIRST_STATEMENT + 1).await?;
+            write(&mut log.appender(&pool).await?, &tickets, teller, FIRST_STATEMENT + 1).await?;
         }
         let mut writing = JoinSet::new();
         for teller in tellers {
-            writing.spawn(keep_writing(pool.clone(), Arc::clone(&tickets), teller));
+            writing.spawn(keep_writing(log.appender(&pool).await?, Arc::clone(&tickets), teller));
         }
         while let Some(written) = writing.join_next().await {
             written??;
@@ -128,61 +129,40 @@ impl Tickets {
     }
 }
 
-async fn keep_writing(pool: PgPool, tickets: Arc<Tickets>, mut teller: Teller) -> Result<()> {
-    let mut connection = pool.acquire().await?;
+async fn keep_writing(mut log: Appender, tickets: Arc<Tickets>, mut teller: Teller) -> Result<()> {
     loop {
         let count = teller.rng.u64(1..=5);
         if teller.rng.u8(0..10) == 0 {
-            roll_back(&mut connection, &mut teller).await?;
+            let rolled_back: Vec<NewEvent> = (0..teller.rng.u8(1..=5)).map(|_| teller.zero_deposit()).collect();
+            log.roll_back(&rolled_back).await?;
         }
-        if !write(&mut connection, &tickets, &mut teller, count).await? {
+        if !write(&mut log, &tickets, &mut teller, count).await? {
             return Ok(());
         }
     }
 }
 
-/// Appends the next events, so many of them, in one transaction; false where there are none left.
-async fn write(connection: &mut PgConnection, tickets: &Tickets, teller: &mut Teller, count: u64) -> Result<bool> {
+/// Appends the next events, so many of them; false where there are none left.
+async fn write(log: &mut Appender, tickets: &Tickets, teller: &mut Teller, count: u64) -> Result<bool> {
     let Some(tickets) = tickets.take(count).await else { return Ok(false) };
-    let mut transaction = connection.begin().await?;
-    for ticket in tickets {
-        append(&mut transaction, &teller.event(ticket)).await?;
-    }
-    transaction.commit().await?;
+    let events: Vec<NewEvent> = tickets.map(|ticket| teller.event(ticket)).collect();
+    log.append(&events).await?;
     Ok(true)
 }
 
-/// Appends events that never happened: their positions are missing from the log for ever.
-async fn roll_back(connection: &mut PgConnection, teller: &mut Teller) -> Result<()> {
-    let mut transaction = connection.begin().await?;
-    for _ in 0..teller.rng.u8(1..=5) {
-        append(&mut transaction, &teller.zero_deposit()).await?;
-    }
-    Ok(transaction.rollback().await?)
-}
-
-async fn append(connection: &mut PgConnection, event: &NewEvent) -> sqlx::Result<()> {
-    sqlx::query(
-        "INSERT INTO bank_events (stream_id, type, data, metadata) VALUES ($1, $2, $3::text::json, $4::text::json)",
-    )
-    .bind(format!("account-{}", event.account))
-    .bind(event.event_type)
-    .bind(event.data.to_string())
-    .bind(event.mark.to_string())
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
-struct NewEvent {
+pub(crate) struct NewEvent {
     account: i64,
-    event_type: &'static str,
-    data: serde_json::Value,
+    pub(crate) event_type: &'static str,
+    pub(crate) data: serde_json::Value,
     /// What it is to come to, for the check at the end.
-    mark: serde_json::Value,
+    pub(crate) mark: serde_json::Value,
 }
 
 impl NewEvent {
+    pub(crate) fn stream_id(&self) -> String {
+        format!("account-{}", self.account)
+    }
+
     fn new(account: i64, event_type: &'static str, body: &impl Serialize) -> Self {
         Self { account, event_type, data: json!(body), mark: json!({}) }
     }

@@ -160,3 +160,30 @@ fn an_option_that_is_out_of_range_is_refused_by_name() {
     assert_eq!(run.code, Some(2));
     assert!(run.stderr.contains("--writers"), "{}", run.stderr);
 }
+
+#[test]
+fn sums_agree_over_an_event_store_by_either_subscription() {
+    for subscription in ["catch-up", "persistent"] {
+        let run = calm_bank(
+            &[["--source", "eventstore", "--subscription", subscription], ["--events", "2000", "--accounts", "100"]]
+                .concat(),
+        );
+        run.assert_that_all_sums_agree();
+        assert_eq!(run.counts("balances")[0], 1_990, "{subscription}: all but the ten of a type that nobody lists");
+        assert!(
+            run.line("double of EventStoreDB").contains("esdb://127.0.0.1:"),
+            "it says what the events are kept by"
+        );
+    }
+}
+
+#[test]
+fn sums_agree_when_two_nodes_on_an_event_store_are_killed_again_and_again() {
+    for subscription in ["catch-up", "persistent"] {
+        let store = ["--source", "eventstore", "--subscription", subscription];
+        let kills = ["--events", "2000", "--accounts", "100", "--rate", "250", "--nodes", "2", "--kill-every", "400"];
+        let run = calm_bank(&[&store[..], &kills].concat());
+        run.assert_that_all_sums_agree();
+        assert!(run.killed() >= 3, "{subscription}: {}", run.stdout);
+    }
+}

@@ -1,0 +1,8 @@
+//! The tests of the sources, for whichever client crate.
+
+mod bed;
+mod conformance;
+mod groups;
+mod holes;
+mod logs;
+mod outages;
