@@ -157,7 +157,7 @@ async fn compare_readings(options: &Options) -> Result<()> {
             let before = Usage::of_this_process()?.cpu;
             let more = ["--connection", &store.connection_string(), "--events", &events.to_string()];
             let [took, cpu] = measure_side("side-event-store", &reading.to_string(), &database, &more)?;
-            let of_the_store = (Usage::of_this_process()?.cpu - before).as_secs_f64();
+            let of_the_store = Usage::of_this_process()?.cpu.saturating_sub(before).as_secs_f64();
             if reading.projects() {
                 let found: i64 =
                     sqlx::query_scalar("SELECT sum(cents)::bigint FROM balances").fetch_one(&mut connection).await?;

@@ -298,6 +298,8 @@ pub(crate) enum Failure {
     Dropped,
     /// The server ended what was to go on, as if all were well.
     Ended,
+    /// Neither this server nor this program can do it, now or later.
+    Unfit(String),
     /// Whatever else; the text says it.
     Other(String),
 }
@@ -305,7 +307,7 @@ pub(crate) enum Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unavailable(why) | Self::Dead(why) | Self::Other(why) => f.write_str(why),
+            Self::Unavailable(why) | Self::Dead(why) | Self::Unfit(why) | Self::Other(why) => f.write_str(why),
             Self::NotLeader(leader) => write!(f, "the node is not the leader; {leader} is"),
             Self::Denied => f.write_str("access denied"),
             Self::Missing => f.write_str("not found"),

@@ -21,6 +21,7 @@ pub(crate) fn source_error(whom: impl Display, doing: &str, failure: &Failure) -
         Failure::Deleted => SourceError::unusable(at(
             ": nothing will ever stand there again; read another stream, under a new version of the projection",
         )),
+        Failure::Unfit(_) => SourceError::unusable(at("")),
         Failure::Full => SourceError::held(format!("another subscriber of {whom}")),
     }
 }

@@ -37,6 +37,12 @@ fn every_function_and_test_of_its_tables_is_in_the_file_it_is_said_to_be_in() {
     }
 }
 
+/// What a heading is linked by.
+fn slug(heading: &str) -> String {
+    let text = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+    text.chars().filter(|letter| letter.is_alphanumeric() || *letter == '-').collect()
+}
+
 #[test]
 fn every_link_in_the_documents_leads_to_a_file() {
     let documents = ["README.md", "ARCHITECTURE.md", "REBUILDING.md", "CONTRIBUTING.md", "CHANGELOG.md"];
@@ -48,6 +54,11 @@ fn every_link_in_the_documents_leads_to_a_file() {
         let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", document.display()));
         let links = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link);
         for link in links.filter(|link| !link.contains("://")) {
+            if let Some(anchor) = link.strip_prefix('#') {
+                let mut headings = text.lines().filter_map(|line| line.strip_prefix('#'));
+                assert!(headings.any(|heading| slug(heading) == anchor), "{}: {link} leads nowhere", document.display());
+                continue;
+            }
             let target = path.parent().expect("a directory").join(link);
             assert!(target.exists(), "{}: {link} leads nowhere", document.display());
         }

@@ -55,7 +55,7 @@ fn needs_warnings(compiled: LevelFilter) -> Result<(), Failure> {
     if compiled >= LevelFilter::WARN {
         return Ok(());
     }
-    Err(Failure::Other(format!(
+    Err(Failure::Unfit(format!(
         "the program is built without the warnings of `tracing`, by which the end of a catch-up subscription is noticed: \
          remove the cargo feature `max_level_{compiled}` or `release_max_level_{compiled}` of `tracing`"
     )))
@@ -280,7 +280,7 @@ mod tests {
     fn a_program_without_warnings_is_told_what_to_remove() {
         assert_eq!(needs_warnings(LevelFilter::WARN), Ok(()));
         assert_eq!(needs_warnings(LevelFilter::TRACE), Ok(()));
-        let Err(Failure::Other(text)) = needs_warnings(LevelFilter::ERROR) else { panic!("not refused") };
+        let Err(Failure::Unfit(text)) = needs_warnings(LevelFilter::ERROR) else { panic!("not refused") };
         assert!(text.contains("`max_level_error`"), "{text}");
     }
 }
