@@ -30,18 +30,15 @@ use crate::projection::ProjectionId;
 use crate::retry::Backoff;
 #[cfg(feature = "test-switches")]
 use crate::switches::Switches;
-use crate::target::{LeaseAnswer, TargetError};
-use crate::telemetry::{
-    BatchFailed, BatchNext, Degraded, Halted, OwnershipLost, Paused, Resumed, Standby, Started, StopReason, Telemetry,
-};
+use crate::target::LeaseAnswer;
+use crate::telemetry::{BatchFailed, BatchNext, Degraded, Halted, Paused, Resumed, Started, StopReason, Telemetry};
 
+mod standby;
 mod stopping;
 
 /// Waits between restarts of a pipeline.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// How often a standby asks for the lease, at most: a lease that was given up is noticed after this long.
-const STANDBY_ASKS_EVERY: Duration = Duration::from_secs(2);
 
 /// How often the coordinator looks after what tells nothing by itself.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -375,7 +372,7 @@ impl Coordinator {
             Exit::Halt(reason) => self.halt(reason),
             Exit::Restart(trouble) if self.live.role() == Role::Standby => self.ask_later(&trouble),
             Exit::Restart(trouble) => self.restart(trouble),
-            Exit::Held { holder } => self.note_holder(&holder, STANDBY_ASKS_EVERY),
+            Exit::Held { holder } => self.note_holder(&holder, standby::ASKS_EVERY),
             Exit::OwnershipLost { by } => self.lose_ownership(&by),
             Exit::RuntimeGone => self.end_without_runtime(),
             Exit::Reached => {
@@ -414,12 +411,6 @@ impl Coordinator {
         self.retry_at = Some(Instant::now() + wait);
     }
 
-    /// A standby could not ask the source for its place. Whoever projects has its own view of that.
-    fn ask_later(&mut self, trouble: &Trouble) {
-        tracing::warn!(target: "scriba", projection = %self.id, error = %trouble.message, "a standby could not ask the source for its place");
-        self.retry_at = Some(Instant::now() + STANDBY_ASKS_EVERY.max(self.backoff.next_wait()));
-    }
-
     fn report_batch(&self, trouble: &Trouble, next: BatchNext) {
         if trouble.batch > 0 {
             let Trouble { batch: events, class, code, message, .. } = trouble;
@@ -437,51 +428,6 @@ impl Coordinator {
             halted.get_or_insert((self.id.clone(), reason));
             first
         });
-    }
-
-    /// Another node has the lease: whoever projected here before has lost it.
-    fn note_holder(&mut self, holder: &str, expires_in: Duration) {
-        let projected = self.live.record().0.is_some();
-        if projected && self.pipeline.is_none() {
-            self.lose_ownership(holder);
-        } else {
-            self.stand_by(holder, expires_in);
-        }
-    }
-
-    fn stand_by(&mut self, holder: &str, expires_in: Duration) {
-        if self.stopping.is_some() || self.pipeline.is_some() || self.live.state() == State::Halted {
-            return;
-        }
-        // The tables answer: what may have been wrong is over, and what else there is happens elsewhere.
-        self.backoff.reset();
-        if let Some(recovery) = self.live.recover() {
-            self.telemetry.recovered(&recovery.event());
-        }
-        self.live.set_role(Role::Standby, Some(holder.to_owned()));
-        if self.live.state() == State::Initializing {
-            self.enter(State::Running);
-        }
-        self.standby_attempts += 1;
-        let jitter = Duration::from_millis(fastrand::u64(0..250));
-        let retry_in = expires_in.min(STANDBY_ASKS_EVERY) + jitter;
-        let attempt = self.standby_attempts;
-        self.telemetry.standby(&Standby { holder, attempt, retry_in });
-        self.retry_at = Some(Instant::now() + retry_in);
-    }
-
-    fn lose_ownership(&mut self, by: &str) {
-        if let (Some(epoch), _) = self.live.record() {
-            self.telemetry.ownership_lost(&OwnershipLost { epoch, by });
-        }
-        self.live.ownership_lost();
-        if self.stopping.is_some() {
-            return self.release();
-        }
-        self.step(Step::Lost);
-        if self.live.state() != State::Halted {
-            self.stand_by(by, STANDBY_ASKS_EVERY);
-        }
     }
 
     /// Launches a pipeline: where another holds the lease, one that stands by until the source grants it the place.
@@ -514,29 +460,6 @@ impl Coordinator {
             let exit = exit_of(task.await);
             let _ = inbox.send(Input::Exited(number, exit)).await;
         });
-    }
-
-    /// The lease was taken from its holder, or not: then the pipeline that waits for it hears nothing and ends.
-    fn note_seized(&mut self, answer: Result<(), TargetError>) {
-        let Some(seized) = self.seizing.take() else { return };
-        match answer {
-            Ok(()) => {
-                self.end_standby();
-                // A pipeline that is gone has its exit on the way.
-                let _ = seized.send(());
-            }
-            Err(error) => {
-                tracing::warn!(target: "scriba", projection = %self.id, error = %error.message, "the lease could not be taken with the place at the source");
-            }
-        }
-    }
-
-    fn end_standby(&mut self) {
-        if self.live.role() == Role::Standby {
-            self.live.set_role(Role::Active, None);
-            self.standby_attempts = 0;
-            self.step(Step::Lost);
-        }
     }
 
     /// Cancels the pipeline. A commit it is in goes on by itself; the next take-over waits for it and fences it.

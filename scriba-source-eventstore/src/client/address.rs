@@ -19,18 +19,11 @@ pub(super) fn credentials(connection_string: &str) -> Option<(Vec<u8>, Vec<u8>)>
     let authority = rest.split(['/', '?', '#']).next()?;
     let (credentials, _) = authority.rsplit_once('@')?;
     let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-    (!user.is_empty()).then(|| (decoded(user.as_bytes()), decoded(password.as_bytes())))
+    (!user.is_empty()).then(|| (decoded(user), decoded(password)))
 }
 
-fn decoded(mut text: &[u8]) -> Vec<u8> {
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some((first, rest)) = text.split_first() {
-        let code = rest.get(..2).filter(|_| *first == b'%').and_then(|code| str::from_utf8(code).ok());
-        let byte = code.and_then(|code| u8::from_str_radix(code, 16).ok());
-        decoded.push(byte.unwrap_or(*first));
-        text = if byte.is_some() { &rest[2..] } else { rest };
-    }
-    decoded
+fn decoded(text: &str) -> Vec<u8> {
+    percent_encoding::percent_decode_str(text).collect()
 }
 
 #[cfg(test)]
