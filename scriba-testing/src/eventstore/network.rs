@@ -194,8 +194,23 @@ impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         std::task::ready!(this.gate(&this.wakers.read, context))?;
-        Pin::new(&mut this.stream).poll_read(context, buffer)
+        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        if read.is_ready() {
+            acknowledge(&this.stream);
+        }
+        read
     }
+}
+
+/// Has the kernel acknowledge at once what comes next. The Rust clients send a call in several small packets, of which each waits for
+/// the acknowledgement of the one before (Nagle's algorithm, which they do not switch off): 40 ms for each call, as servers delay
+/// acknowledgements. That would be most of the time of a test.
+fn acknowledge(stream: &TcpStream) {
+    // The kernel falls back to delays by itself.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let _slower = stream.set_quickack(true);
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    let _ = stream;
 }
 
 impl AsyncWrite for Connection {
