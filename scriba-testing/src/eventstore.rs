@@ -71,7 +71,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use self::core::{Core, GroupKey};
 use self::network::{Mode, Network};
-use self::node::{Manner, Node};
+use self::node::{Keepalive, Manner, Node};
 pub use self::record::{LogPosition, NewEvent};
 use self::store::Expected;
 pub use self::store::Written;
@@ -144,7 +144,17 @@ impl EventStoreDouble {
     /// # Errors
     /// When the port cannot be listened on or no thread be started.
     pub fn start_on(port: u16) -> io::Result<Self> {
-        Self::launch(port, Arc::new(Mutex::new(Core::new())), None)
+        Self::launch(port, Arc::new(Mutex::new(Core::new())), None, Keepalive::default())
+    }
+
+    /// Starts an empty server on a free port that asks for a sign of life where nothing comes for `interval`, and cuts the connection
+    /// when there is none for `timeout`. A server does so after 10 s and 10 s, and this one too unless it is told otherwise: then
+    /// a consumer that is frozen is gone.
+    ///
+    /// # Errors
+    /// When no port can be listened on or no thread be started.
+    pub fn start_with_keepalive(interval: Duration, timeout: Duration) -> io::Result<Self> {
+        Self::launch(0, Arc::new(Mutex::new(Core::new())), None, Keepalive { interval, timeout })
     }
 
     /// Starts another node on the same log, which follows this one.
@@ -152,10 +162,10 @@ impl EventStoreDouble {
     /// # Errors
     /// When no port can be listened on or no thread be started.
     pub fn start_follower(&self) -> io::Result<Self> {
-        Self::launch(0, self.node.core.clone(), Some(self.address()))
+        Self::launch(0, self.node.core.clone(), Some(self.address()), self.node.keepalive)
     }
 
-    fn launch(port: u16, core: Arc<Mutex<Core>>, leader: Option<SocketAddr>) -> io::Result<Self> {
+    fn launch(port: u16, core: Arc<Mutex<Core>>, leader: Option<SocketAddr>, keepalive: Keepalive) -> io::Result<Self> {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         listener.set_nonblocking(true)?;
         let node = Arc::new(Node {
@@ -163,6 +173,7 @@ impl EventStoreDouble {
             core,
             manner: watch::Sender::new(Manner { leader, ..Manner::default() }),
             network: Network::default(),
+            keepalive,
             ended: watch::Sender::new(0),
         });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -186,9 +197,10 @@ impl EventStoreDouble {
         self.node.address
     }
 
-    /// What clients are given to connect.
+    /// What clients are given to connect. With an interval of discovery of 10 ms: the Rust clients wait for it, 500 ms by default, before they
+    /// connect for the first time.
     pub fn connection_string(&self) -> String {
-        format!("esdb://{}?tls=false", self.address())
+        format!("esdb://{}?tls=false&discoveryInterval=10", self.address())
     }
 
     /// Appends events, whatever the stream holds.

@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -30,12 +31,27 @@ pub(crate) struct Manner {
     pub(crate) swallow_acks: bool,
 }
 
+/// When a connection on which nothing comes is looked after, and when it is cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Keepalive {
+    pub(crate) interval: Duration,
+    pub(crate) timeout: Duration,
+}
+
+impl Default for Keepalive {
+    /// As the server comes.
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(10), timeout: Duration::from_secs(10) }
+    }
+}
+
 /// What the services of a node share.
 pub(crate) struct Node {
     pub(crate) address: SocketAddr,
     pub(crate) core: Arc<Mutex<Core>>,
     pub(crate) manner: watch::Sender<Manner>,
     pub(crate) network: Network,
+    pub(crate) keepalive: Keepalive,
     /// Raised when the streams of catch-up subscriptions have to end as if all were well.
     pub(crate) ended: watch::Sender<u64>,
 }

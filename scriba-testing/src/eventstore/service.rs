@@ -30,8 +30,11 @@ pub(crate) struct Service {
 }
 
 pub(crate) fn router(node: Arc<Node>) -> Router {
+    let keepalive = node.keepalive;
     let service = Service { node };
     Server::builder()
+        .http2_keepalive_interval(Some(keepalive.interval))
+        .http2_keepalive_timeout(Some(keepalive.timeout))
         .add_service(StreamsServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE))
         .add_service(PersistentSubscriptionsServer::new(service.clone()))
         .add_service(ServerFeaturesServer::new(service.clone()))
