@@ -43,6 +43,10 @@ impl Continuity {
         self.reached
     }
 
+    pub(crate) fn has_moved(&self) -> bool {
+        !self.at_start
+    }
+
     pub(crate) fn arrival(&self, position: u64) -> Arrival {
         if self.reached >= Some(position) {
             return Arrival::Below;

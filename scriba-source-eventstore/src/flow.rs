@@ -113,6 +113,11 @@ impl Flow {
         })
     }
 
+    /// Whether anything above the start has come, or nothing was there.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.continuity.has_moved() || self.handed_out >= self.first_head
+    }
+
     /// The next page, or the news that nothing has come for `idle_after`. Cancel-safe.
     pub(crate) async fn turn(
         &mut self,

@@ -21,6 +21,9 @@ use crate::store::EventStore;
 
 /// After so long without an event it is looked whether one is missing; after twice that, it is.
 const IDLE_AFTER: Duration = Duration::from_secs(15);
+/// The same where nothing has come yet of what was there at the start: a group that is beyond it is to be noticed soon, and one that
+/// the server is still loading is not to be taken for it.
+const NOTHING_YET_AFTER: Duration = Duration::from_secs(5);
 
 /// A stream or a category as a source, by a persistent subscription.
 ///
@@ -223,7 +226,8 @@ struct PersistentSubscription {
 impl Subscription for PersistentSubscription {
     async fn next(&mut self, demand: Demand) -> Result<Page, SourceError> {
         loop {
-            match self.flow.turn(&mut self.seat, demand, Some(IDLE_AFTER)).await? {
+            let idle_after = if self.flow.has_begun() { IDLE_AFTER } else { NOTHING_YET_AFTER };
+            match self.flow.turn(&mut self.seat, demand, Some(idle_after)).await? {
                 Turn::Page(page) => return Ok(page),
                 // With a full buffer the server waits for acks.
                 Turn::Idle if self.seat.has_room() => self.flow.look_back(&mut self.seat).await?,

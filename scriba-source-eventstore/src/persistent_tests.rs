@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use scriba_core::telemetry::Telemetry;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::*;
 use crate::fake::{FakeClient, id};
@@ -39,6 +39,7 @@ async fn read(subscription: &mut Box<dyn Subscription>) -> (Vec<u64>, Option<Sou
 #[tokio::test(start_paused = true)]
 async fn a_group_that_takes_everything_for_done_halts_a_projection_that_begins() {
     let (source, _) = source(0..10, &[&[], &[]]);
+    let started = Instant::now();
     let (positions, error) = read(&mut subscribe(&source, None).await).await;
     assert!(positions.is_empty(), "{positions:?}");
     assert!(matches!(error, Some(SourceError::Ended { .. })), "a push may have been lost: {error:?}");
@@ -46,6 +47,7 @@ async fn a_group_that_takes_everything_for_done_halts_a_projection_that_begins()
     let (positions, error) = read(&mut subscribe(&source, None).await).await;
     assert!(positions.is_empty(), "{positions:?}");
     let Some(SourceError::Unusable { message }) = error else { panic!("not halted: {error:?}") };
+    assert_eq!(started.elapsed(), 4 * NOTHING_YET_AFTER);
     for part in ["group g on stream s", "at the beginning", "revisions 0 to 9", "restore", "reset"] {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }
