@@ -78,11 +78,12 @@ pub(crate) enum ConnectError {
 /// It reads the certificates of the system, which takes a moment.
 pub(crate) fn connect(which: ClientCrate, connection_string: &str) -> Result<Arc<dyn Client>, ConnectError> {
     let runtime = Handle::try_current().map_err(|_| ConnectError::NoRuntime)?;
+    let connection_string = address::hastened(connection_string);
     match which {
         #[cfg(feature = "kurrentdb")]
-        ClientCrate::KurrentDb => by_kurrentdb::connect(runtime, connection_string),
+        ClientCrate::KurrentDb => by_kurrentdb::connect(runtime, &connection_string),
         #[cfg(feature = "eventstore")]
-        ClientCrate::EventStore => by_eventstore::connect(runtime, connection_string),
+        ClientCrate::EventStore => by_eventstore::connect(runtime, &connection_string),
     }
 }
 

@@ -43,7 +43,8 @@ pub struct InvalidConnectionString(&'static str);
 
 impl EventStore {
     /// The store that a connection string of the official clients leads to, such as `esdb://127.0.0.1:2113?tls=false`; in user
-    /// and password, `/ ? # @ : ,` are written as `%2F %3F %23 %40 %3A %2C`.
+    /// and password, `/ ? # @ : ,` are written as `%2F %3F %23 %40 %3A %2C`. `discoveryInterval`, which the clients wait before they connect, is 50 ms
+    /// unless it is given.
     ///
     /// # Errors
     /// When no host can be found in it. What else may be wrong with it is told by the check of a source.

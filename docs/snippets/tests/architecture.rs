@@ -56,7 +56,11 @@ fn every_link_in_the_documents_leads_to_a_file() {
         for link in links.filter(|link| !link.contains("://")) {
             if let Some(anchor) = link.strip_prefix('#') {
                 let mut headings = text.lines().filter_map(|line| line.strip_prefix('#'));
-                assert!(headings.any(|heading| slug(heading) == anchor), "{}: {link} leads nowhere", document.display());
+                assert!(
+                    headings.any(|heading| slug(heading) == anchor),
+                    "{}: {link} leads nowhere",
+                    document.display()
+                );
                 continue;
             }
             let target = path.parent().expect("a directory").join(link);

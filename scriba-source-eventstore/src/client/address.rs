@@ -22,6 +22,19 @@ pub(super) fn credentials(connection_string: &str) -> Option<(Vec<u8>, Vec<u8>)>
     (!user.is_empty()).then(|| (decoded(user), decoded(password)))
 }
 
+/// How long a client waits before each attempt to connect, the first one too: 500 ms unless it is told. A subscription that ended has
+/// a new client, so that would be added to every take-over; how long to wait after a failure is for the engine to say.
+const BEFORE_AN_ATTEMPT: &str = "discoveryInterval=50";
+
+/// A connection string that says how long to wait before an attempt.
+pub(super) fn hastened(connection_string: &str) -> String {
+    if connection_string.to_ascii_lowercase().contains("discoveryinterval=") {
+        return connection_string.to_owned();
+    }
+    let separator = if connection_string.contains('?') { '&' } else { '?' };
+    format!("{connection_string}{separator}{BEFORE_AN_ATTEMPT}")
+}
+
 fn decoded(text: &str) -> Vec<u8> {
     percent_encoding::percent_decode_str(text).collect()
 }
@@ -29,6 +42,24 @@ fn decoded(text: &str) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wait_that_the_user_wants_is_kept() {
+        let hastened_to = |string: &str| hastened(&format!("esdb://{string}"));
+        assert_eq!(hastened_to("host:2113"), "esdb://host:2113?discoveryInterval=50");
+        assert_eq!(hastened_to("a:1,b:2/?tls=true"), "esdb://a:1,b:2/?tls=true&discoveryInterval=50");
+        assert_eq!(hastened_to("host?DiscoveryInterval=900&tls=false"), "esdb://host?DiscoveryInterval=900&tls=false");
+    }
+
+    #[cfg(feature = "kurrentdb")]
+    #[test]
+    fn what_is_hastened_is_still_a_connection_string() {
+        for (string, nodes) in [("esdb://host", 1), ("esdb://a:1,b:2", 2), ("esdb+discover://u:p@host:2113", 1)] {
+            let settings: ::kurrentdb::ClientSettings = hastened(string).parse().unwrap();
+            assert_eq!(settings.hosts().len(), nodes, "{string}");
+            assert_eq!(settings.discovery_interval().as_millis(), 50, "{string}");
+        }
+    }
 
     #[test]
     fn credentials_are_what_the_server_compares() {
