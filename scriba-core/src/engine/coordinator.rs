@@ -85,6 +85,8 @@ pub(crate) struct Coordinator {
     /// Since when the present pipeline is up.
     up_since: Option<Instant>,
     backoff: Backoff,
+    /// The present pipeline was launched although another node holds the lease, and has not taken it.
+    stands_by: bool,
     /// A pipeline that was granted the place at the source waits for the lease.
     seizing: Option<oneshot::Sender<()>>,
     /// Ends of pipelines with nothing committed between them.
@@ -155,6 +157,7 @@ impl Coordinator {
             look_at: Instant::now() + LOOKS_EVERY,
             up_since: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
+            stands_by: false,
             seizing: None,
             fruitless: Fruitless::default(),
             standby_attempts: 0,
@@ -254,11 +257,21 @@ impl Coordinator {
                 self.order(Order::Seize);
             }
             Input::Exited(number, exit) if number == self.number => {
+                let stood_by = std::mem::take(&mut self.stands_by);
                 self.pipeline = None;
                 self.seizing = None;
                 self.up_since = None;
                 self.live.pipeline_lost();
-                self.note_exit(exit);
+                match exit {
+                    Exit::Restart(trouble) if stood_by && self.stopping.is_none() => self.ask_later(&trouble),
+                    exit => {
+                        // Whoever has the lease stands by for one that has the place, and for no other reason.
+                        if matches!(exit, Exit::Restart(_)) && !stood_by && self.stopping.is_none() {
+                            self.end_standby();
+                        }
+                        self.note_exit(exit);
+                    }
+                }
             }
             // Of a pipeline that was given up.
             Input::Up(..) | Input::Granted(..) | Input::Exited(..) => {}
@@ -317,6 +330,7 @@ impl Coordinator {
             return answer(reply, Err(error));
         };
         self.wish.send_replace(wish);
+        self.live.set_wish(wish);
         match command {
             Command::Pause => {
                 self.enter(next);
@@ -370,7 +384,6 @@ impl Coordinator {
         }
         match exit {
             Exit::Halt(reason) => self.halt(reason),
-            Exit::Restart(trouble) if self.live.role() == Role::Standby => self.ask_later(&trouble),
             Exit::Restart(trouble) => self.restart(trouble),
             Exit::Held { holder } => self.note_holder(&holder, standby::ASKS_EVERY),
             Exit::OwnershipLost { by } => self.lose_ownership(&by),
@@ -443,6 +456,7 @@ impl Coordinator {
         let number = self.number;
         let (up, is_up) = oneshot::channel();
         let (granted, is_granted) = oneshot::channel();
+        self.stands_by = holder.is_some();
         let standby = holder.map(|holder| Standing { holder, granted });
         let span = info_span!(target: "scriba", "pipeline", number);
         let task = self.runtime.spawn((self.launch)(Way { up, standby }).instrument(span));

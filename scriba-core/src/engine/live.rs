@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::info::{OldestOpen, ProjectionInfo, RunCounts, WindowInfo};
+use super::messages::Wish;
 use super::progress::{Pace, Touched};
 use crate::checkpoint::{Checkpoint, Counts, Replay};
 use crate::dead_letter::Failure;
@@ -51,6 +52,7 @@ struct Inner {
     target: String,
     source_keeps_position: bool,
     state: State,
+    wish: Wish,
     role: Role,
     holder: Option<String>,
     source: Option<SourceIdentity>,
@@ -173,6 +175,7 @@ impl Live {
                 target,
                 source_keeps_position,
                 state: State::Initializing,
+                wish: Wish::Run,
                 role: Role::Active,
                 holder: None,
                 source: None,
@@ -278,6 +281,10 @@ impl Live {
         }
     }
 
+    pub(crate) fn set_wish(&self, wish: Wish) {
+        self.lock().wish = wish;
+    }
+
     /// Notes that it stops because it has reached the position up to which it was to run.
     pub(crate) fn set_reached(&self) {
         self.lock().reached = true;
@@ -337,7 +344,11 @@ impl Live {
     pub(crate) fn record(&self) -> (Option<i64>, StateRecord) {
         let inner = self.lock();
         let record = StateRecord {
-            state: inner.state,
+            // A pause lasts while the pipeline is brought back, and other nodes have to respect it.
+            state: match (inner.wish, inner.state) {
+                (Wish::Pause, State::Initializing) => State::Paused,
+                (_, state) => state,
+            },
             halt_reason: inner.halt_reason.as_ref().map(ToString::to_string),
             halt_class: inner.halt_reason.as_ref().and_then(|reason| reason.class),
             halt_code: inner.halt_reason.as_ref().and_then(|reason| reason.code.clone()),

@@ -39,7 +39,7 @@ use self::outlet::{Outlet, Writing};
 
 /// A run of nothing but skips is committed this often.
 const SKIPS_COMMITTED_EVERY: Duration = Duration::from_secs(1);
-/// With nothing more to read, a run of skips is committed after this long.
+/// With nothing more to read, or with nothing coming, a run of skips is committed after this long.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 
 /// How long handlers in flight may go on after their source has ended.
@@ -260,7 +260,8 @@ impl<H: Handler> Pipeline<H> {
             return Some(now);
         }
         let at = since + SKIPS_COMMITTED_EVERY;
-        let idle = self.source.caught_up && self.window.all_done();
+        // A server that waits for acks may have more and not send it.
+        let idle = (self.source.caught_up || self.wants_acks) && self.window.all_done();
         Some(if idle { at.min(self.source.last_arrival + IDLE_AFTER) } else { at })
     }
 

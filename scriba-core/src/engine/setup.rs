@@ -94,9 +94,7 @@ impl<H: Handler> Setup<H> {
             epoch: checkpoint.epoch,
             stored: !taken.created,
         });
-        let same = is_stored_as(&identity.kind, &taken.source.kind)
-            && is_stored_as(&identity.fingerprint, &taken.source.fingerprint);
-        if !same {
+        if !is_same(&taken.source, &identity) {
             return Err(Exit::Halt(other_source(&taken.source, &identity)));
         }
         self.same_store(&checkpoint).await?;
@@ -132,12 +130,7 @@ impl<H: Handler> Setup<H> {
     /// The place at the source, and with it the lease that another node still holds: it has lost the place, unless it has no
     /// use for it.
     async fn be_granted(&self, Standing { holder, granted }: Standing) -> Result<Option<Box<dyn Place>>, Exit> {
-        let stored = self.target.stored(&self.id).await.map_err(Exit::from_target)?;
-        let keeps = stored.is_some_and(|stored| {
-            let idle = matches!(stored.state.state, State::Paused | State::Halted);
-            idle && matches!(stored.lease, StoredLease::Held { .. })
-        });
-        if keeps {
+        if self.holder_keeps_it().await? {
             return Err(Exit::Held { holder });
         }
         let place = match self.ask().await {
@@ -145,11 +138,29 @@ impl<H: Handler> Setup<H> {
             Ok(None) | Err(Exit::Held { .. }) => return Err(Exit::Held { holder }),
             place => place?,
         };
+        // Who halts lets go of its place first and writes it down then.
+        if self.holder_keeps_it().await? {
+            return Err(Exit::Held { holder });
+        }
         let (seized, is_seized) = oneshot::channel();
         if granted.send(seized).is_err() || is_seized.await.is_err() {
             return Err(Exit::Held { holder });
         }
         Ok(place)
+    }
+
+    /// Whether the holder of the lease has no use for the place, and yet keeps the projection.
+    ///
+    /// # Errors
+    /// A halt where the source is another one than that of the checkpoint: its place says nothing about the holder's.
+    async fn holder_keeps_it(&self) -> Result<bool, Exit> {
+        let Some(stored) = self.target.stored(&self.id).await.map_err(Exit::from_target)? else { return Ok(false) };
+        let identity = answered(self.source.identity()).await?;
+        if !stored.is_untouched() && !is_same(&stored.source, &identity) {
+            return Err(Exit::Halt(other_source(&stored.source, &identity)));
+        }
+        let idle = matches!(stored.state.state, State::Paused | State::Halted);
+        Ok(idle && matches!(stored.lease, StoredLease::Held { .. }))
     }
 
     async fn ask(&self) -> Result<Option<Box<dyn Place>>, Exit> {
@@ -235,6 +246,10 @@ async fn answered<T>(question: impl Future<Output = Result<T, SourceError>>) -> 
     let answer = answer
         .unwrap_or_else(|_| Err(SourceError::unavailable(format!("the source has not answered within {PATIENCE:?}"))));
     answer.map_err(Exit::from_source)
+}
+
+fn is_same(stored: &SourceIdentity, found: &SourceIdentity) -> bool {
+    is_stored_as(&found.kind, &stored.kind) && is_stored_as(&found.fingerprint, &stored.fingerprint)
 }
 
 /// Whether a text is the one that was stored: a target that cannot hold NUL may hold its visible sign instead.

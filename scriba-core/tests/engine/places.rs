@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use scriba_core::source::SourceError;
+use scriba_core::target::Tables as _;
 use scriba_core::{Lease, Position, Role, Scriba, Source, State};
 use scriba_testing::{MemorySource, MemoryTarget};
 
@@ -197,4 +198,73 @@ async fn three_nodes_whose_places_are_lost_again_and_again_apply_every_event_onc
     eventually("all of it is there", || target.checkpoint(id()).unwrap().watermark == Some(last)).await;
     assert_eq!(applied(&target), (0..=last.get()).collect::<Vec<_>>());
     assert_eq!(target.violations(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pause_lasts_for_other_nodes_while_the_pipeline_of_its_node_is_brought_back() {
+    let (source, target) = bed();
+    let (active, standby) = two_nodes(&source, &target).await;
+    active.pause(id()).await.expect("it pauses");
+    // A page on its way meets the outage, and the pipeline ends.
+    source.unavailable_for(Duration::from_secs(8));
+    append(&source, "a", &Act::default());
+    for _ in 0..160 {
+        let stored = target.stored(&id()).await.unwrap().unwrap();
+        assert_eq!(stored.state.state, State::Paused, "other nodes read it");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tokio::time::sleep(BOUND).await;
+    assert_eq!((role(&standby), applied(&target)), (Role::Standby, vec![0]));
+    eventually("it is paused again", || state(&active) == State::Paused).await;
+    active.resume(id()).await.expect("it resumes");
+    eventually("it goes on", || applied(&target) == [0, 1]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_has_the_lease_and_not_the_source_is_no_standby() {
+    let (source, target) = bed();
+    let (active, standby) = two_nodes(&source, &target).await;
+    source.unavailable_for(Duration::from_secs(6));
+    active.stop(id()).await.expect("it stops");
+    eventually("it has the lease, and is degraded", || {
+        let info = standby.info(id()).unwrap();
+        info.role == Role::Active && info.state == State::Initializing && info.degraded_since.is_some()
+    })
+    .await;
+    until(&standby, append(&source, "a", &Act::default())).await;
+    assert_eq!(applied(&target), [0, 1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_on_another_store_halts_and_takes_nothing() {
+    let (source, target) = bed();
+    let (active, _) = start(&source, &target, options().lease(LONG_LEASE)).await;
+    until(&active, append(&source, "a", &Act::default())).await;
+    let other = MemorySource::new().admits_one_subscriber();
+    // There is a place to be had.
+    let elsewhere = MemoryTarget::new();
+    let (scriba, _) = start(&other, &elsewhere, options()).await;
+    until(&scriba, append(&other, "a", &Act::default())).await;
+    scriba.stop(id()).await.expect("it stops");
+    let epoch = target.checkpoint(id()).unwrap().epoch;
+    let (wrong, _) = start(&other, &target, options().lease(LONG_LEASE)).await;
+    eventually("it halts", || state(&wrong) == State::Halted).await;
+    assert!(wrong.info(id()).unwrap().halt_reason.is_some_and(|reason| reason.message.contains("memory-")));
+    until(&active, append(&source, "a", &Act::default())).await;
+    assert_eq!(target.checkpoint(id()).unwrap().epoch, epoch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn skips_are_committed_when_nothing_comes_any_more_although_the_source_has_not_caught_up() {
+    let (source, target) = bed();
+    let skipped = append(&source, "a", &Act { skip: true, ..Act::default() });
+    // Nothing above an append that is open is delivered: as with a server that waits for acks, there is more, and it does not come.
+    let open = source.hold_append("b", "Act", "{}");
+    append(&source, "a", &Act::default());
+    let (scriba, _) = start(&source, &target, options()).await;
+    eventually("it runs", || state(&scriba) == State::Running).await;
+    let started = Instant::now();
+    until(&scriba, skipped).await;
+    assert!(started.elapsed() < Duration::from_millis(500), "not by the clock: {:?}", started.elapsed());
+    drop(open);
 }

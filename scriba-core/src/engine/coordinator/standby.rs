@@ -71,6 +71,7 @@ impl Coordinator {
         let Some(seized) = self.seizing.take() else { return };
         match answer {
             Ok(()) => {
+                self.stands_by = false;
                 self.end_standby();
                 // A pipeline that is gone has its exit on the way.
                 let _ = seized.send(());
