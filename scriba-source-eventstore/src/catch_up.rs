@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::client::{Failure, Fed, Feed, Follow, From};
 use crate::continuity::Hole;
 use crate::error::source_error;
-use crate::flow::{Flow, Incoming, Turn};
+use crate::flow::{Flow, Incoming, Noticed, Turn};
 use crate::inspector::Inspector;
 use crate::lines::Line;
 use crate::part::Part;
@@ -109,15 +109,15 @@ struct Followed {
 impl Incoming for Followed {
     async fn next(&mut self) -> Result<Fed, Failure> {
         let fed = self.feed.next().await;
-        if fed.is_err() {
-            self.line.spoil();
+        if let Err(failure) = &fed {
+            self.line.note(failure);
         }
         fed
     }
 
     fn note(&mut self, _: u64, _: Uuid) {}
 
-    fn missed(&mut self, Hole { first, last, .. }: Hole) -> SourceError {
+    async fn missed(&mut self, Hole { first, last, .. }: Hole, _: Noticed) -> SourceError {
         SourceError::ended(format!(
             "{}: there are events at revisions {first} to {last}, and the server did not deliver them; it is asked again",
             self.whom

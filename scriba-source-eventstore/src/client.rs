@@ -111,6 +111,9 @@ pub(crate) trait Client: Send + Sync {
     /// The settings of a group.
     async fn group_settings(&self, group: &Group) -> Result<GroupSettings, Failure>;
 
+    /// The revision up to which the server has written down that a group is done, where it has.
+    async fn group_checkpoint(&self, group: &Group) -> Result<Option<u64>, Failure>;
+
     /// Deletes a group.
     async fn delete_group(&self, group: &Group) -> Result<(), Failure>;
 

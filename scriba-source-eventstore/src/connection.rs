@@ -10,7 +10,7 @@ use tokio::runtime;
 use crate::client::{Client, ConnectError, Failure, Group, GroupSettings, Read, Reading};
 
 /// A client of a cluster stays with the node that it has chosen, dead or not. After so many outages in a row it may choose again.
-const OUTAGES: u32 = 3;
+pub(crate) const OUTAGES: u32 = 3;
 
 /// How a client is made.
 pub(crate) type Connect = dyn Fn() -> Result<Arc<dyn Client>, ConnectError> + Send + Sync;
@@ -78,6 +78,11 @@ impl Connection {
     pub(crate) async fn group_settings(&self, group: &Group) -> Result<GroupSettings, Failure> {
         let client = self.of_now()?;
         self.judged(&client, client.group_settings(group).await)
+    }
+
+    pub(crate) async fn group_checkpoint(&self, group: &Group) -> Result<Option<u64>, Failure> {
+        let client = self.of_now()?;
+        self.judged(&client, client.group_checkpoint(group).await)
     }
 
     pub(crate) async fn delete_group(&self, group: &Group) -> Result<(), Failure> {

@@ -20,6 +20,8 @@ pub(crate) struct FakeClient {
     pub(crate) log: Vec<u64>,
     /// What each consumer gets, one after another.
     pub(crate) pushes: Mutex<VecDeque<Vec<u64>>>,
+    /// What the group has written down.
+    pub(crate) checkpoint: Option<u64>,
     /// Ids that were acked.
     pub(crate) acked: Arc<Mutex<Vec<Uuid>>>,
     /// What those who join get first.
@@ -104,6 +106,10 @@ impl Client for FakeClient {
 
     async fn group_settings(&self, _: &Group) -> Result<GroupSettings, Failure> {
         Ok(group::settings(None, Checkpointing::default()))
+    }
+
+    async fn group_checkpoint(&self, _: &Group) -> Result<Option<u64>, Failure> {
+        Ok(self.checkpoint)
     }
 
     async fn delete_group(&self, _: &Group) -> Result<(), Failure> {

@@ -38,10 +38,19 @@ pub(crate) trait Incoming: Send {
     fn note(&mut self, position: u64, id: Uuid);
 
     /// The end of the subscription, because events in a hole exist and were not delivered.
-    fn missed(&mut self, hole: Hole) -> SourceError;
+    async fn missed(&mut self, hole: Hole, noticed: Noticed) -> SourceError;
 
     /// Whether the server takes the first event behind its checkpoint for the checkpointed one, when that is gone.
     fn leaves_one_out(&self) -> bool;
+}
+
+/// How events that were not delivered were noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Noticed {
+    /// By one that came and stands behind them.
+    ByArrival,
+    /// Nothing has come for a while.
+    BySilence,
 }
 
 /// What comes of a turn.
@@ -176,7 +185,7 @@ impl Flow {
         if let Some(Fed::Event(received)) = &self.arrived {
             let position = self.part.position(&received.original)?;
             if let Arrival::Behind(hole) = self.continuity.arrival(position) {
-                self.judge(incoming, hole).await?;
+                self.judge(incoming, hole, Noticed::ByArrival).await?;
             }
         }
         match self.arrived.take() {
@@ -210,7 +219,7 @@ impl Flow {
     }
 
     /// Looks whether anything stands in a hole. Nothing: it is passed.
-    async fn judge(&mut self, incoming: &mut impl Incoming, hole: Hole) -> Result<(), SourceError> {
+    async fn judge(&mut self, incoming: &mut impl Incoming, hole: Hole, noticed: Noticed) -> Result<(), SourceError> {
         let within = self.read_from(hole.first, 2).await?;
         let mut within = within.into_iter().filter(|received| received.original.revision <= hole.last);
         match (within.next(), within.next()) {
@@ -225,7 +234,7 @@ impl Flow {
                 self.accept(incoming, only)?;
                 self.pass(at.saturating_add(1)..hole.last.saturating_add(1));
             }
-            (Some(_), _) => return Err(incoming.missed(hole)),
+            (Some(_), _) => return Err(incoming.missed(hole, noticed).await),
         }
         Ok(())
     }
@@ -257,7 +266,7 @@ impl Flow {
         let Ok(head) = reads::head(&self.connection, &self.part, &self.whom).await else { return Ok(()) };
         let owed = std::mem::replace(&mut self.owed, head);
         match owed.and_then(|owed| self.continuity.hole_up_to(owed)) {
-            Some(hole) => self.judge(incoming, hole).await,
+            Some(hole) => self.judge(incoming, hole, Noticed::BySilence).await,
             None => Ok(()),
         }
     }

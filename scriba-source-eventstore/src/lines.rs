@@ -6,12 +6,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::runtime;
 
 use crate::client::{Client, Failure, Feed, Follow, Group, Membership};
-use crate::connection::Connect;
+use crate::connection::{Connect, OUTAGES};
 
 /// Clients that no subscription uses, with the runtimes they live on.
 pub(crate) struct Lines {
     connect: Arc<Connect>,
-    idle: Mutex<Vec<(runtime::Id, Arc<dyn Client>)>>,
+    idle: Mutex<Vec<Idle>>,
+}
+
+/// A client that waits for the next subscription.
+struct Idle {
+    /// Where it lives.
+    runtime: runtime::Id,
+    client: Arc<dyn Client>,
+    outages: u32,
 }
 
 /// A client while one subscription has it.
@@ -21,8 +29,18 @@ pub(crate) struct Line {
     client: Arc<dyn Client>,
     /// Made for this subscription.
     fresh: bool,
-    /// Whether another subscription may have it next.
-    good: bool,
+    /// In a row. A client that is thrown away is never freed by its crate, which keeps a task for it, so it is used on as long as
+    /// it may get better.
+    outages: u32,
+    /// It will not work again.
+    dead: bool,
+}
+
+/// What was tried again already while one subscription was opened.
+#[derive(Default)]
+struct Tried {
+    leader: bool,
+    connection: bool,
 }
 
 impl Lines {
@@ -31,12 +49,12 @@ impl Lines {
     }
 
     pub(crate) async fn follow(self: &Arc<Self>, follow: &Follow) -> Result<(Line, Box<dyn Feed>), Failure> {
-        let mut redirected = false;
+        let mut tried = Tried::default();
         loop {
             let line = self.line()?;
             match line.client.follow(follow).await {
-                Ok(feed) => return Ok((line, feed)),
-                Err(failure) => line.failed(failure, &mut redirected)?,
+                Ok(feed) => return Ok((line.proven(), feed)),
+                Err(failure) => line.failed(failure, &mut tried)?,
             }
         }
     }
@@ -46,12 +64,12 @@ impl Lines {
         group: &Group,
         buffer: i32,
     ) -> Result<(Line, Box<dyn Membership>), Failure> {
-        let mut redirected = false;
+        let mut tried = Tried::default();
         loop {
             let line = self.line()?;
             match line.client.join(group, buffer).await {
-                Ok(membership) => return Ok((line, membership)),
-                Err(failure) => line.failed(failure, &mut redirected)?,
+                Ok(membership) => return Ok((line.proven(), membership)),
+                Err(failure) => line.failed(failure, &mut tried)?,
             }
         }
     }
@@ -61,49 +79,56 @@ impl Lines {
         let runtime = runtime::Handle::try_current().map_err(|error| Failure::Other(error.to_string()))?.id();
         let idle = {
             let mut idle = self.idle();
-            let at = idle.iter().rposition(|(lives_on, _)| *lives_on == runtime);
-            at.map(|at| idle.swap_remove(at).1)
+            let at = idle.iter().rposition(|idle| idle.runtime == runtime);
+            at.map(|at| idle.swap_remove(at))
         };
-        let (client, fresh) = match idle {
-            Some(client) => (client, false),
-            None => ((self.connect)().map_err(|error| Failure::Other(error.to_string()))?, true),
+        let fresh = idle.is_none();
+        let (client, outages) = match idle {
+            Some(Idle { client, outages, .. }) => (client, outages),
+            None => ((self.connect)().map_err(|error| Failure::Other(error.to_string()))?, 0),
         };
-        Ok(Line { lines: Arc::clone(self), runtime, client, fresh, good: true })
+        Ok(Line { lines: Arc::clone(self), runtime, client, fresh, outages, dead: false })
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<(runtime::Id, Arc<dyn Client>)>> {
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Line {
-    /// No other subscription is to have it.
-    pub(crate) fn spoil(&mut self) {
-        self.good = false;
+    /// Notes what a subscription ended with.
+    pub(crate) fn note(&mut self, failure: &Failure) {
+        match failure {
+            Failure::Dead(_) => self.dead = true,
+            Failure::Unavailable(_) => self.outages += 1,
+            _ => {}
+        }
     }
 
-    /// `Ok` where another attempt is to be made at once: with the leader, to which the client goes by itself, or with a new client
-    /// in place of one whose connection broke while nobody used it.
-    fn failed(mut self, failure: Failure, redirected: &mut bool) -> Result<(), Failure> {
-        match failure {
-            Failure::NotLeader(_) if !std::mem::replace(redirected, true) => Ok(()),
-            Failure::Unavailable(_) | Failure::Dead(_) => {
-                self.spoil();
-                if self.fresh {
-                    return Err(failure);
-                }
-                self.lines.idle().retain(|(lives_on, _)| *lives_on != self.runtime);
-                Ok(())
-            }
-            failure => Err(failure),
-        }
+    fn proven(mut self) -> Self {
+        self.outages = 0;
+        self
+    }
+
+    /// `Ok` where another attempt is to be made at once: with the leader, to which the client goes by itself, or where the
+    /// connection may have broken while nobody used it.
+    fn failed(mut self, failure: Failure, tried: &mut Tried) -> Result<(), Failure> {
+        self.note(&failure);
+        let again = match failure {
+            Failure::NotLeader(_) => !std::mem::replace(&mut tried.leader, true),
+            Failure::Dead(_) => !self.fresh,
+            Failure::Unavailable(_) => !self.fresh && !std::mem::replace(&mut tried.connection, true),
+            _ => false,
+        };
+        if again { Ok(()) } else { Err(failure) }
     }
 }
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if self.good {
-            self.lines.idle().push((self.runtime, Arc::clone(&self.client)));
+        if !self.dead && self.outages < OUTAGES {
+            let (runtime, client, outages) = (self.runtime, Arc::clone(&self.client), self.outages);
+            self.lines.idle().push(Idle { runtime, client, outages });
         }
     }
 }
@@ -154,16 +179,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_was_idle_is_replaced_when_it_fails_and_a_new_one_that_fails_is_an_outage() {
-        let (lines, made) = lines(&[&[outage()], &[], &[outage()]]);
-        assert_eq!(lines.join(&group(), 1).await.err(), Some(outage()));
-        drop(lines.join(&group(), 1).await.unwrap());
-        drop(lines.join(&group(), 1).await.unwrap());
-        assert_eq!(made.load(Ordering::Relaxed), 2);
+    async fn a_client_is_used_on_whatever_a_subscription_ended_with_and_through_a_short_outage() {
+        let (lines, made) = lines(&[&[outage(), outage()]]);
+        assert_eq!(lines.join(&group(), 1).await.err(), Some(outage()), "a new one that fails is an outage");
+        for end in [Failure::Dropped, Failure::Ended, Failure::Missing, Failure::Denied, outage(), outage()] {
+            let (mut line, _membership) = lines.join(&group(), 1).await.unwrap();
+            line.note(&end);
+        }
+        assert_eq!(made.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn a_client_is_replaced_when_it_is_dead_and_after_outages_in_a_row() {
+        let (lines, made) = lines(&[&[], &[outage(), outage(), outage()], &[]]);
         let (mut line, _membership) = lines.join(&group(), 1).await.unwrap();
-        line.spoil();
+        line.note(&Failure::Dead(String::new()));
         drop(line);
-        assert_eq!(lines.join(&group(), 1).await.err(), Some(outage()));
+        for outages in ["one", "two, as it is tried again"] {
+            assert_eq!(lines.join(&group(), 1).await.err(), Some(outage()), "{outages}");
+        }
+        assert!(lines.join(&group(), 1).await.is_ok());
         assert_eq!(made.load(Ordering::Relaxed), 3);
     }
 

@@ -36,21 +36,49 @@ async fn read(subscription: &mut Box<dyn Subscription>) -> (Vec<u64>, Option<Sou
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_group_that_takes_everything_for_done_halts_a_projection_that_begins() {
-    let (source, _) = source(0..10, &[&[], &[]]);
-    let started = Instant::now();
-    let (positions, error) = read(&mut subscribe(&source, None).await).await;
-    assert!(positions.is_empty(), "{positions:?}");
-    assert!(matches!(error, Some(SourceError::Ended { .. })), "a push may have been lost: {error:?}");
+/// The same of a group that has written this down.
+fn source_at(checkpoint: Option<u64>, pushes: &[&[u64]]) -> PersistentSource {
+    let pushes = Mutex::new(pushes.iter().map(|pushes| pushes.to_vec()).collect());
+    let client = Arc::new(FakeClient { log: (0..10).collect(), pushes, checkpoint, ..FakeClient::default() });
+    PersistentSource::stream(&EventStore::by(client), "s").group("g")
+}
 
-    let (positions, error) = read(&mut subscribe(&source, None).await).await;
-    assert!(positions.is_empty(), "{positions:?}");
+fn assert_names_the_hole(error: Option<SourceError>, hole: &str) {
     let Some(SourceError::Unusable { message }) = error else { panic!("not halted: {error:?}") };
-    assert_eq!(started.elapsed(), 4 * NOTHING_YET_AFTER);
-    for part in ["group g on stream s", "at the beginning", "revisions 0 to 9", "restore", "reset"] {
+    for part in ["group g on stream s", "at the beginning", hole, "restore", "reset"] {
         assert!(message.contains(part), "{part:?} is not in {message:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_group_that_has_written_down_that_all_is_done_halts_a_projection_that_begins() {
+    let started = Instant::now();
+    let (positions, error) = read(&mut subscribe(&source_at(Some(9), &[&[]]), None).await).await;
+    assert!(positions.is_empty(), "{positions:?}");
+    assert_names_the_hole(error, "revisions 0 to 9");
+    assert_eq!(started.elapsed(), 2 * NOTHING_YET_AFTER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_is_only_silent_is_asked_again_and_never_halts() {
+    for checkpoint in [None, Some(8)] {
+        let source = source_at(checkpoint, &[&[][..]; 9]);
+        for _ in 0..9 {
+            let (positions, error) = read(&mut subscribe(&source, None).await).await;
+            assert!(positions.is_empty(), "{positions:?}");
+            assert!(matches!(error, Some(SourceError::Ended { .. })), "it may be slow: {error:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_group_that_begins_behind_events_three_times_in_a_row_halts() {
+    let source = source_at(None, &[&[4, 5][..]; 3]);
+    for _ in 0..2 {
+        let (_, error) = read(&mut subscribe(&source, None).await).await;
+        assert!(matches!(error, Some(SourceError::Ended { .. })), "pushes may have been lost: {error:?}");
+    }
+    assert_names_the_hole(read(&mut subscribe(&source, None).await).await.1, "revisions 0 to 3");
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,9 +13,10 @@ use uuid::Uuid;
 
 use crate::acks::Acks;
 use crate::client::{Failure, Fed, Group, Membership, Received};
+use crate::connection::Connection;
 use crate::continuity::Hole;
 use crate::departures::Departures;
-use crate::flow::Incoming;
+use crate::flow::{Incoming, Noticed};
 use crate::lines::Line;
 use crate::store::EventStore;
 
@@ -26,13 +27,16 @@ const ACKS_LEAVE_WITHIN: Duration = Duration::from_millis(50);
 /// Between two attempts to get a place that this process has just left.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(20);
 
-/// First revisions of holes at the start of a subscription, by projection. The first time, a push may have been lost on its way.
-pub(crate) type Suspicions = Arc<Mutex<HashMap<ProjectionId, u64>>>;
+/// Holes at the start of a subscription, by projection, and in how many of them in a row: pushes may be lost on their way.
+pub(crate) type Suspicions = Arc<Mutex<HashMap<ProjectionId, (Hole, u32)>>>;
+/// So often in a row is none by chance.
+const SUSPICIOUS: u32 = 3;
 
 /// The place of a subscriber.
 pub(crate) struct Seat {
     group: Group,
     whom: String,
+    connection: Arc<Connection>,
     departures: Departures,
     /// `None` only while it is dropped.
     membership: Option<Box<dyn Membership>>,
@@ -65,6 +69,7 @@ impl Seat {
             departures,
             membership: Some(membership),
             line,
+            connection: Arc::clone(&store.connection),
             buffer: usize::try_from(buffer).unwrap_or_default(),
             acks: Acks::new(None),
             acked: None,
@@ -102,7 +107,7 @@ impl Seat {
         while let Some(ids) = self.acks.next(ACKS_AT_ONCE) {
             let count = ids.len();
             if let Err(failure) = membership.ack(ids.to_vec()).await {
-                self.line.spoil();
+                self.line.note(&failure);
                 return Err(failure);
             }
             self.acks.sent(count);
@@ -119,11 +124,25 @@ impl Seat {
         }
     }
 
-    /// Whether a hole at the start was there the last time as well.
+    /// Whether the group takes what is in a hole at the start for done. Behind an arrival, if it was there some times in a row.
+    /// Silence is no proof: the server may be slow. There it is the group's own checkpoint.
+    async fn has_done(&mut self, hole: Hole, noticed: Noticed) -> bool {
+        match noticed {
+            Noticed::ByArrival => self.is_suspected(hole),
+            Noticed::BySilence => {
+                let checkpoint = self.connection.group_checkpoint(&self.group).await;
+                checkpoint.is_ok_and(|checkpoint| checkpoint >= Some(hole.last))
+            }
+        }
+    }
+
     fn is_suspected(&self, hole: Hole) -> bool {
         let Some((id, suspicions)) = &self.suspicion else { return false };
-        let before = suspicions.lock().unwrap_or_else(PoisonError::into_inner).insert(id.clone(), hole.first);
-        before == Some(hole.first)
+        let mut suspicions = suspicions.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, times) = suspicions.entry(id.clone()).or_insert((hole, 0));
+        *times = if *before == hole { *times + 1 } else { 1 };
+        *before = hole;
+        *times >= SUSPICIOUS
     }
 }
 
@@ -131,8 +150,8 @@ impl Seat {
 impl Incoming for Seat {
     async fn next(&mut self) -> Result<Fed, Failure> {
         let received = self.receive().await;
-        if received.is_err() {
-            self.line.spoil();
+        if let Err(failure) = &received {
+            self.line.note(failure);
         }
         received.map(Fed::Event)
     }
@@ -147,9 +166,10 @@ impl Incoming for Seat {
         }
     }
 
-    fn missed(&mut self, hole: Hole) -> SourceError {
-        let (whom, Hole { first, last, at_start }) = (&self.whom, hole);
-        if at_start && self.is_suspected(hole) {
+    async fn missed(&mut self, hole: Hole, noticed: Noticed) -> SourceError {
+        let done = hole.at_start && self.has_done(hole, noticed).await;
+        let (whom, Hole { first, last, .. }) = (&self.whom, hole);
+        if done {
             let watermark = self.after.map_or("at the beginning".to_owned(), |after| format!("revision {after}"));
             return SourceError::unusable(format!(
                 "{whom}: the watermark is {watermark}, the group goes on behind revision {last}, and there are events at revisions {first} \

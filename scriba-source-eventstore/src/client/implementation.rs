@@ -97,14 +97,14 @@ impl Client for Connection {
     }
 
     async fn group_settings(&self, group: &Group) -> Result<GroupSettings, Failure> {
-        let options = of_user!(self, api::GetPersistentSubscriptionInfoOptions::default());
-        let info = answered("the settings of a persistent subscription", async {
-            self.client.get_persistent_subscription_info(&group.stream, &group.name, &options).await.map_err(failure)
-        });
-        match info.await?.settings {
+        match self.info(group).await?.settings {
             Some(settings) => Ok(received_settings(&settings)),
             None => Err(Failure::Other("the server tells no settings of the group".to_owned())),
         }
+    }
+
+    async fn group_checkpoint(&self, group: &Group) -> Result<Option<u64>, Failure> {
+        Ok(self.info(group).await?.stats.last_checkpointed_event_revision)
     }
 
     async fn delete_group(&self, group: &Group) -> Result<(), Failure> {
@@ -133,6 +133,14 @@ impl Client for Connection {
 }
 
 impl Connection {
+    async fn info(&self, group: &Group) -> Result<api::PersistentSubscriptionInfo<u64>, Failure> {
+        let options = of_user!(self, api::GetPersistentSubscriptionInfoOptions::default());
+        answered("the state of a persistent subscription", async {
+            self.client.get_persistent_subscription_info(&group.stream, &group.name, &options).await.map_err(failure)
+        })
+        .await
+    }
+
     async fn open_read(&self, read: &Read) -> Result<api::ReadStream, Failure> {
         // A direction comes after a position, which sets one.
         macro_rules! directed {

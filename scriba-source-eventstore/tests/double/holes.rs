@@ -115,9 +115,10 @@ async fn tables_that_were_wiped_while_the_group_lived_on_halt_with_the_hole_name
     for (after, watermark, hole) in
         [(None, "at the beginning", "revisions 0 to 6"), (Some(2), "revision 2", "revisions 3 to 6")]
     {
-        let mut reader = Reader::start(&source, after).await;
-        assert!(matches!(reader.end().await, SourceError::Ended { .. }), "a push may have been lost");
-        drop(reader);
+        for _ in 0..2 {
+            let mut reader = Reader::start(&source, after).await;
+            assert!(matches!(reader.end().await, SourceError::Ended { .. }), "a push may have been lost");
+        }
         let mut reader = Reader::start(&source, after).await;
         let message = halted(Err::<(), _>(reader.end().await));
         assert_says(&message, &["group reader_v1 on stream account-1", watermark, hole, "restore", "reset"]);

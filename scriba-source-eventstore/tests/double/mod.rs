@@ -1,6 +1,7 @@
 //! The tests of the sources, for whichever client crate.
 
 mod bed;
+mod clients;
 mod conformance;
 mod groups;
 mod holes;
