@@ -149,7 +149,7 @@ impl<H: Handler> Setup<H> {
         Ok(place)
     }
 
-    /// Whether the holder of the lease has no use for the place, and yet keeps the projection.
+    /// Whether the holder of the lease keeps the projection although the place may be free.
     ///
     /// # Errors
     /// A halt where the source is another one than that of the checkpoint: its place says nothing about the holder's.
@@ -160,7 +160,9 @@ impl<H: Handler> Setup<H> {
             return Err(Exit::Halt(other_source(&stored.source, &identity)));
         }
         let idle = matches!(stored.state.state, State::Paused | State::Halted);
-        Ok(idle && matches!(stored.lease, StoredLease::Held { .. }))
+        // One without a place, as a catch-up subscription has none, cannot have lost it.
+        let has_none = !stored.state.source_keeps_position;
+        Ok((idle || has_none) && matches!(stored.lease, StoredLease::Held { .. }))
     }
 
     async fn ask(&self) -> Result<Option<Box<dyn Place>>, Exit> {

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use scriba_core::source::SourceError;
+use async_trait::async_trait;
+use scriba_core::source::{SourceError, SourceIdentity, SourceInspector, SubscribeRequest, Subscription};
 use scriba_core::target::Tables as _;
 use scriba_core::{Lease, Position, Role, Scriba, Source, State};
 use scriba_testing::{MemorySource, MemoryTarget};
 
-use super::common::{Act, Fail, append, applied, eventually, id, options, start, until};
+use super::common::{Act, Fail, Script, append, applied, eventually, id, options, start, until};
 
 /// A standby asks every two seconds or so.
 const BOUND: Duration = Duration::from_secs(5);
@@ -252,6 +253,50 @@ async fn a_standby_on_another_store_halts_and_takes_nothing() {
     assert!(wrong.info(id()).unwrap().halt_reason.is_some_and(|reason| reason.message.contains("memory-")));
     until(&active, append(&source, "a", &Act::default())).await;
     assert_eq!(target.checkpoint(id()).unwrap().epoch, epoch);
+}
+
+/// A source that lets anybody in and keeps no position.
+struct LetsAnybodyIn(MemorySource);
+
+#[async_trait]
+impl Source for LetsAnybodyIn {
+    async fn check(&self) -> Result<(), SourceError> {
+        self.0.check().await
+    }
+
+    async fn identity(&self) -> Result<SourceIdentity, SourceError> {
+        self.0.identity().await
+    }
+
+    async fn subscribe(&self, request: SubscribeRequest) -> Result<Box<dyn Subscription>, SourceError> {
+        self.0.subscribe(request).await
+    }
+
+    async fn inspector(&self) -> Result<Box<dyn SourceInspector>, SourceError> {
+        self.0.inspector().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_that_is_let_in_takes_nothing_from_a_node_whose_source_has_no_places() {
+    let (source, target) = (MemorySource::new(), MemoryTarget::new());
+    let with_places = MemorySource::new().admits_one_subscriber();
+    for of in [&source, &with_places] {
+        of.tell_identity("memory", "the same log");
+    }
+    let (before, _) = start(&with_places, &MemoryTarget::new(), options()).await;
+    until(&before, append(&with_places, "a", &Act::default())).await;
+    before.stop(id()).await.expect("it stops, and its group is left behind");
+
+    let active = Scriba::new();
+    let options = || options().lease(LONG_LEASE);
+    active.start(Script::default(), LetsAnybodyIn(source.clone()), target.clone(), options()).await.expect("it starts");
+    until(&active, append(&source, "a", &Act::default())).await;
+    let epoch = target.checkpoint(id()).unwrap().epoch;
+    let (standby, _) = start(&with_places, &target, options()).await;
+    eventually("it stands by", || role(&standby) == Role::Standby).await;
+    tokio::time::sleep(BOUND).await;
+    assert_eq!((role(&standby), target.checkpoint(id()).unwrap().epoch), (Role::Standby, epoch));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -38,8 +38,7 @@ impl Coordinator {
             self.enter(State::Running);
         }
         self.standby_attempts += 1;
-        let jitter = Duration::from_millis(fastrand::u64(0..250));
-        let retry_in = expires_in.min(ASKS_EVERY) + jitter;
+        let retry_in = expires_in.min(ASKS_EVERY) + jitter();
         let attempt = self.standby_attempts;
         self.telemetry.standby(&Standby { holder, attempt, retry_in });
         self.retry_at = Some(Instant::now() + retry_in);
@@ -63,7 +62,8 @@ impl Coordinator {
     /// A standby could not ask the source for its place. Whoever projects has its own view of that.
     pub(super) fn ask_later(&mut self, trouble: &Trouble) {
         tracing::warn!(target: "scriba", projection = %self.id, error = %trouble.message, "a standby could not ask the source for its place");
-        self.retry_at = Some(Instant::now() + ASKS_EVERY.max(self.backoff.next_wait()));
+        // Without backoff: it is promised to follow soon, and one question is little.
+        self.retry_at = Some(Instant::now() + ASKS_EVERY + jitter());
     }
 
     /// The lease was taken from its holder, or not: then the pipeline that waits for it hears nothing and ends.
@@ -90,4 +90,9 @@ impl Coordinator {
             self.step(Step::Lost);
         }
     }
+}
+
+/// So that nodes do not ask all at once.
+fn jitter() -> Duration {
+    Duration::from_millis(fastrand::u64(0..250))
 }
