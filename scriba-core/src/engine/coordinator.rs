@@ -85,8 +85,8 @@ pub(crate) struct Coordinator {
     /// Since when the present pipeline is up.
     up_since: Option<Instant>,
     backoff: Backoff,
-    /// The present pipeline was launched although another node holds the lease, and has not taken it.
-    stands_by: bool,
+    /// Who holds the lease, where the present pipeline was launched all the same and has not taken it.
+    stands_for: Option<String>,
     /// A pipeline that was granted the place at the source waits for the lease.
     seizing: Option<oneshot::Sender<()>>,
     /// Ends of pipelines with nothing committed between them.
@@ -157,7 +157,7 @@ impl Coordinator {
             look_at: Instant::now() + LOOKS_EVERY,
             up_since: None,
             backoff: Backoff::new(FIRST_WAIT, LONGEST_WAIT),
-            stands_by: false,
+            stands_for: None,
             seizing: None,
             fruitless: Fruitless::default(),
             standby_attempts: 0,
@@ -257,20 +257,21 @@ impl Coordinator {
                 self.order(Order::Seize);
             }
             Input::Exited(number, exit) if number == self.number => {
-                let stood_by = std::mem::take(&mut self.stands_by);
+                let holder = self.stands_for.take();
                 self.pipeline = None;
                 self.seizing = None;
                 self.up_since = None;
                 self.live.pipeline_lost();
-                match exit {
-                    Exit::Restart(trouble) if stood_by && self.stopping.is_none() => self.ask_later(&trouble),
-                    exit => {
+                match (exit, holder) {
+                    (Exit::Restart(trouble), Some(holder)) if self.stopping.is_none() => {
+                        self.note_unanswered(&holder, &trouble);
+                    }
+                    (exit @ Exit::Restart(_), None) if self.stopping.is_none() => {
                         // Whoever has the lease stands by for one that has the place, and for no other reason.
-                        if matches!(exit, Exit::Restart(_)) && !stood_by && self.stopping.is_none() {
-                            self.end_standby();
-                        }
+                        self.end_standby();
                         self.note_exit(exit);
                     }
+                    (exit, _) => self.note_exit(exit),
                 }
             }
             // Of a pipeline that was given up.
@@ -456,7 +457,7 @@ impl Coordinator {
         let number = self.number;
         let (up, is_up) = oneshot::channel();
         let (granted, is_granted) = oneshot::channel();
-        self.stands_by = holder.is_some();
+        self.stands_for.clone_from(&holder);
         let standby = holder.map(|holder| Standing { holder, granted });
         let span = info_span!(target: "scriba", "pipeline", number);
         let task = self.runtime.spawn((self.launch)(Way { up, standby }).instrument(span));

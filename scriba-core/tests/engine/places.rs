@@ -237,6 +237,19 @@ async fn a_node_that_has_the_lease_and_not_the_source_is_no_standby() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_ask_the_source_stands_by_for_the_one_that_has_the_lease() {
+    let (source, target) = bed();
+    let (active, _) = start(&source, &target, options().lease(LONG_LEASE)).await;
+    until(&active, append(&source, "a", &Act::default())).await;
+    source.unavailable_for(Duration::from_secs(3));
+    let asked = Instant::now();
+    let (standby, _) = start(&source, &target, options().lease(LONG_LEASE)).await;
+    eventually("it stands by", || role(&standby) == Role::Standby && state(&standby) == State::Running).await;
+    assert!(asked.elapsed() < Duration::from_secs(2), "the source was not there yet");
+    assert!(standby.info(id()).unwrap().holder.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_standby_on_another_store_halts_and_takes_nothing() {
     let (source, target) = bed();
     let (active, _) = start(&source, &target, options().lease(LONG_LEASE)).await;

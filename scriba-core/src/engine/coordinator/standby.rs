@@ -59,11 +59,10 @@ impl Coordinator {
         }
     }
 
-    /// A standby could not ask the source for its place. Whoever projects has its own view of that.
-    pub(super) fn ask_later(&mut self, trouble: &Trouble) {
+    /// The source could not be asked for its place. Whoever has the lease has its own view of that.
+    pub(super) fn note_unanswered(&mut self, holder: &str, trouble: &Trouble) {
         tracing::warn!(target: "scriba", projection = %self.id, error = %trouble.message, "a standby could not ask the source for its place");
-        // Without backoff: it is promised to follow soon, and one question is little.
-        self.retry_at = Some(Instant::now() + ASKS_EVERY + jitter());
+        self.note_holder(holder, ASKS_EVERY);
     }
 
     /// The lease was taken from its holder, or not: then the pipeline that waits for it hears nothing and ends.
@@ -71,7 +70,7 @@ impl Coordinator {
         let Some(seized) = self.seizing.take() else { return };
         match answer {
             Ok(()) => {
-                self.stands_by = false;
+                self.stands_for = None;
                 self.end_standby();
                 // A pipeline that is gone has its exit on the way.
                 let _ = seized.send(());
