@@ -237,7 +237,7 @@ pub(crate) enum Fed {
     Event(Received),
     /// Every event up to here was looked at.
     Checkpoint(Place),
-    /// The server knew of nothing more. Servers before 23.10 do not say it.
+    /// The server knew of nothing more. Older servers do not say it.
     CaughtUp,
 }
 
